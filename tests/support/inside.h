@@ -24,6 +24,7 @@ extern size_t inside_chunk_bytes;
 /* The driver's functions that tests replace, by their names without cu. The table is full after the first pool is
    created. */
 #define INSIDE_DRIVER(X)                                                                                               \
+    X(DeviceGetAttribute, (int *, CUdevice_attribute, CUdevice))                                                       \
     X(EventRecord, (CUevent, CUstream))                                                                                \
     X(StreamWaitEvent, (CUstream, CUevent, unsigned int))                                                              \
     X(StreamIsCapturing, (CUstream, CUstreamCaptureStatus *))                                                          \

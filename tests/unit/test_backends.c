@@ -51,6 +51,58 @@ TEST(a_pool_of_the_driver_that_refuses_a_setting_is_destroyed)
     }
 }
 
+static inside_driver driver_of_device;
+
+static CUresult CUDAAPI attribute_without_pools(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    CUresult result = driver_of_device.DeviceGetAttribute(value, attribute, device);
+    if (attribute == CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED) *value = 0;
+    return result;
+}
+
+/* A device without pools of its own serves all other backends. */
+TEST(a_device_without_pools_has_no_pool_of_the_driver)
+{
+    begin();
+    galloc_config config = config_of("backend:cudaMallocAsync");
+    galloc_pool *pool = NULL;
+    cudaStream_t s = stream_new();
+    pool_end(pool_new(NULL));
+    driver_of_device = inside_driver_in_use();
+    inside_driver without = driver_of_device;
+    without.DeviceGetAttribute = attribute_without_pools;
+    inside_driver_use(without);
+    EXPECT_EQ(galloc_pool_create(&pool, &config), cudaErrorNotSupported);
+    EXPECT(pool == NULL);
+    EXPECT_EQ(sim_calls("cuMemPoolCreate"), 0);
+    pool = pool_of("backend:cudaMalloc");
+    OK(galloc_free(get(pool, MIB(2), s), s));
+    inside_driver_use(driver_of_device);
+    pool_end(pool);
+    finish();
+}
+
+/* A pool is not made if the driver does not answer what the device can do. */
+TEST(a_device_that_does_not_tell_has_no_pool_of_the_driver)
+{
+    int refused = 0;
+    for (int nth = 1; nth < 4; nth++) {
+        begin();
+        galloc_config config = config_of("backend:cudaMallocAsync");
+        galloc_pool *pool = NULL;
+        sim_fail("cuDeviceGetAttribute", nth, 0, cudaErrorUnknown);
+        cudaError_t error = galloc_pool_create(&pool, &config);
+        sim_fail_clear();
+        refused += error == cudaErrorUnknown;
+        EXPECT_EQ(!error, pool != NULL);
+        if (error) EXPECT_EQ(error, cudaErrorUnknown);
+        if (error) EXPECT_EQ(sim_calls("cuMemPoolCreate"), 0);
+        if (!error) pool_end(pool);
+        finish();
+    }
+    EXPECT_EQ(refused, 2);
+}
+
 /* A trim leaves what it is to keep. */
 TEST(a_trim_gives_back_no_more_blocks_than_asked)
 {
@@ -1194,6 +1246,51 @@ TEST(memory_that_a_graph_leaves_goes_though_its_streams_were_recorded)
     }
 }
 
+/* A recorded use on the stream that frees needs no order. One whose context is gone cannot have any: then the memory
+   stays until its streams are known to be done. */
+TEST(memory_that_a_graph_leaves_and_a_use_that_needs_no_order_or_has_none)
+{
+    for (int gone = 0; gone < 2; gone++) {
+        begin();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+        cudaStream_t s = stream_new();
+        CUcontext other = NULL, again = NULL;
+        CUstream t = NULL;
+        cudaGraph_t graph = NULL;
+        cudaGraphExec_t exec = NULL;
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+        void *p = get_used(pool, MIB(2), s, 1);
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphInstantiate(&exec, graph, 0));
+        OK(cudaGraphLaunch(exec, s));
+        OK(cudaStreamSynchronize(s));
+        if (gone) {
+            OK(cuCtxCreate(&other, NULL, 0, 0));
+            OK(cuStreamCreate(&t, CU_STREAM_NON_BLOCKING));
+            OK(galloc_record_stream(p, t));
+            OK(cuCtxDestroy(other));
+            OK(cuCtxCreate(&again, NULL, 0, 0)); /* it may have the address of the other */
+            OK(cudaSetDevice(0));
+        } else {
+            OK(galloc_record_stream(p, s));
+        }
+        long events = sim_calls("cuEventCreate");
+        OK(galloc_free(p, s));
+        if (!gone) EXPECT_EQ(sim_calls("cuEventCreate"), events);
+        else OK(cuCtxDestroy(again));
+        EXPECT_EQ(info_of(p).state == GALLOC_STATE_USED, 0);
+        OK(cudaSetDevice(0));
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        expect_healthy(pool, 0);
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaGraphDestroy(graph));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* After the launch other streams use it: the driver has it at once, in order after all of them, since nobody may free
    it any more when the graph is gone. */
 TEST(memory_that_a_graph_leaves_goes_after_all_who_use_it)
@@ -1634,6 +1731,107 @@ TEST(a_reset_takes_what_graphs_have_left)
     EXPECT_EQ(galloc_pool_check(pool), 0);
     pool_end(pool);
     finish();
+}
+
+/* An address inside a block tells the block, in the pool that has it and in no other, before and after a reset. */
+TEST(an_address_inside_a_block_tells_its_pool)
+{
+    static const char *const backends[] = {"backend:cudaMalloc", "backend:cudaMallocAsync"};
+    for (int i = 0; i < 2; i++) {
+        begin();
+        galloc_pool *pool[2] = {pool_of(backends[i]), pool_of(backends[i])};
+        cudaStream_t s = stream_new();
+        char *p[2];
+        for (int k = 0; k < 2; k++) p[k] = get(pool[k], MIB(2), s);
+        for (int round = 0; round < 2; round++) {
+            for (int k = 0; k < 2; k++) {
+                for (int at = 0; at < 2; at++) {
+                    galloc_pointer info = info_of(p[k] + at * KIB(4));
+                    EXPECT(info.pool == pool[k]);
+                    EXPECT(info.base == p[k]);
+                    EXPECT_EQ(info.state, GALLOC_STATE_USED);
+                }
+                EXPECT_EQ(galloc_free(p[k] + KIB(4), s), cudaErrorInvalidDevicePointer);
+                EXPECT(strstr(galloc_last_message(), "lies inside the block of 2097152 bytes"));
+            }
+            if (round) continue;
+            OK(cudaDeviceReset());
+            s = stream_new();
+            for (int k = 0; k < 2; k++) OK(galloc_pool_trim(pool[k], 0, NULL));
+        }
+        for (int k = 0; k < 2; k++) OK(galloc_free(p[k], s));
+        for (int k = 0; k < 2; k++) pool_end(pool[k]);
+        finish();
+    }
+}
+
+/* After a reset the driver's pool is a new one. What keeps it from being made is the error of the allocation. */
+TEST(a_driver_pool_that_is_not_made_again_after_a_reset_is_an_error)
+{
+    begin();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+    cudaStream_t s = stream_new();
+    void *p = NULL;
+    OK(galloc_free(get(pool, MIB(2), s), s));
+    OK(cudaDeviceReset());
+    s = stream_new();
+    sim_fail("cuMemPoolCreate", 1, 1, cudaErrorNotPermitted);
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(2), s), cudaErrorNotPermitted);
+    EXPECT(p == NULL);
+    sim_fail_clear();
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(get_used(pool, MIB(2), s, 1), s));
+    expect_healthy(pool, 0);
+    pool_end(pool);
+    finish();
+}
+
+/* Any driver call of the free in stream order may fail: then the block waits for its streams as in other pools. */
+TEST(a_free_in_stream_order_survives_every_call_that_fails)
+{
+    static const char *const calls[] = {"cuCtxPushCurrent", "cuCtxGetCurrent", "cuEventCreate", "cuEventRecord",
+                                        "cuStreamWaitEvent", "cuMemFreeAsync", "cuStreamIsCapturing"};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        for (int way = 0; way < 20; way++) {
+            begin_with_devices(2, SIM_PACE_STILL);
+            galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+            cudaStream_t s[4] = {stream_new(), stream_new(), stream_new(), stream_new()};
+            cudaGraph_t graph = NULL;
+            cudaGraphExec_t exec = NULL;
+            int device = 9;
+            OK(cudaStreamBeginCapture(s[0], cudaStreamCaptureModeGlobal));
+            void *p = get_used(pool, MIB(2), s[0], 1);
+            OK(cudaStreamEndCapture(s[0], &graph));
+            OK(cudaGraphInstantiate(&exec, graph, 0));
+            OK(cudaGraphLaunch(exec, s[0]));
+            for (int k = 1; k < 4; k++) order(s[0], s[k]);
+            for (int k = 1; k < 4; k++) look(s[k], p, MIB(2), 1);
+            if (way % 2) for (int k = 0; k < 3; k++) OK(galloc_record_stream(p, s[k]));
+            OK(cudaSetDevice(1));
+            sim_fail(calls[i], way / 2 + 1, way % 4 / 2, cudaErrorUnknown);
+            cudaError_t error = way % 2 ? galloc_free(p, s[3]) : galloc_free_after(p, s, 4);
+            sim_fail_clear();
+            if (error) EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+            if (error) OK(way % 2 ? galloc_free(p, s[3]) : galloc_free_after(p, s, 4));
+            EXPECT_EQ(cudaGetDevice(&device), cudaSuccess);
+            EXPECT_EQ(device, 1);
+            OK(cudaSetDevice(0));
+            if (info_of(p).state == GALLOC_STATE_FOREIGN) { /* the driver has it back */
+                OK(cudaGraphLaunch(exec, way % 2 ? s[3] : s[0]));
+                OK(cudaFreeAsync(p, way % 2 ? s[3] : s[0]));
+            }
+            EXPECT_EQ(galloc_pool_check(pool), 0);
+            sim_run(-1);
+            OK(galloc_pool_trim(pool, 0, NULL));
+            EXPECT_EQ(stats_of(pool).reserved.current, 0);
+            OK(cudaGraphExecDestroy(exec));
+            OK(cudaGraphDestroy(graph));
+            EXPECT_EQ(stats_of(pool).blocks.current, 0);
+            expect_healthy(pool, 0);
+            pool_end(pool);
+            finish();
+        }
+    }
 }
 
 /* Its addresses are somebody else's once the capture has ended. */

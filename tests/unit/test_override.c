@@ -325,6 +325,28 @@ TEST(threads_without_a_context)
     no_findings();
 }
 
+static void *free_for_all_streams(void *of)
+{
+    ((to_free *)of)->error = galloc_override_free(((to_free *)of)->p, NULL, GALLOC_OVERRIDE_DEVICE);
+    return NULL;
+}
+
+/* cudaFree of such a thread waits for the device as any other. */
+TEST(a_thread_without_a_context_waits_for_the_device)
+{
+    start();
+    pthread_t thread;
+    cudaStream_t other = stream_new();
+    to_free of = {alloc(MIB(1)), cudaErrorUnknown};
+    put(other, of.p, MIB(1), 1);
+    pthread_create(&thread, NULL, free_for_all_streams, &of);
+    pthread_join(thread, NULL);
+    OK(of.error);
+    EXPECT_EQ(cudaStreamQuery(other), cudaSuccess);
+    stream_end(other);
+    no_findings();
+}
+
 /* Another context of the device has failed: nothing runs there any more, and cudaFree goes on. If it cannot be said
    whether a context lives, it does not. */
 TEST(contexts_that_failed_or_may_have)
@@ -446,6 +468,101 @@ static void memory_is_for_all(void)
     put(other, q, MIB(8), 2);
     OK(cudaFree(q));
     stream_end(other);
+    no_findings();
+}
+
+/* Another context is current: that of the device is made current for the wait, and once more for the free. Whichever
+   step fails, the block stays the program's, and the context is as it was. */
+TEST(a_free_from_another_context_fails_as_a_whole)
+{
+    start();
+    CUcontext mine = NULL, now = NULL;
+    void *p = alloc(MIB(1));
+    int failures = 0;
+    OK(cuCtxCreate(&mine, NULL, 0, 0));
+    for (int nth = 1; nth < 8; nth++) {
+        sim_fail("cuCtxPushCurrent", nth, 0, cudaErrorUnknown);
+        cudaError_t error = galloc_override_free(p, cudaStreamPerThread, GALLOC_OVERRIDE_STREAM);
+        sim_fail_clear();
+        OK(cuCtxGetCurrent(&now));
+        EXPECT(now == mine);
+        failures += error != cudaSuccess;
+        if (error) EXPECT_EQ(error, cudaErrorUnknown);
+        if (error) EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+        if (error) EXPECT(strstr(galloc_last_message(), "cuCtxPushCurrent"));
+        if (!error) p = NULL;
+        OK(cudaSetDevice(0));
+        if (!p) p = alloc(MIB(1));
+        OK(cuCtxSetCurrent(mine));
+    }
+    EXPECT(failures > 0);
+    OK(cudaSetDevice(0));
+    OK(cudaFree(p));
+    OK(cuCtxDestroy(mine));
+    OK(cudaSetDevice(0));
+    no_findings();
+}
+
+/* An error that is told where it arises is told once. */
+TEST(a_free_that_fails_inside_has_one_line)
+{
+    start();
+    OK(galloc_shutdown());
+    cudaStream_t other = stream_new();
+    void *p = NULL;
+    inside_log_level(GALLOC_LOG_DEBUG);
+    OK(galloc_malloc(&p, MIB(1), other));
+    log_lines = 0;
+    sim_fail_malloc(1, 1); /* the state of the legacy stream */
+    sim_fail("cuStreamSynchronize", 1, 1, cudaErrorUnknown);
+    EXPECT_EQ(galloc_override_free(p, NULL, GALLOC_OVERRIDE_DEVICE), cudaErrorUnknown);
+    sim_fail_clear();
+    EXPECT_EQ(log_lines, 1);
+    EXPECT(strstr(galloc_last_message(), "galloc_free: "));
+    EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+    OK(cudaFree(p));
+    stream_end(other);
+    no_findings();
+}
+
+/* The pool of a device's cudaMalloc can be destroyed as any other: a shutdown passes over it. */
+TEST(a_shutdown_passes_over_a_pool_of_cudamalloc_that_is_gone)
+{
+    start();
+    void *p = alloc(MIB(1));
+    galloc_pool *pool = info_of(p).pool;
+    OK(cudaFree(p));
+    OK(galloc_pool_destroy(pool));
+    EXPECT_EQ(galloc_override_malloc(&p, MIB(1)), cudaErrorInvalidResourceHandle);
+    EXPECT(p == NULL);
+    OK(galloc_shutdown());
+    memory_is_for_all();
+}
+
+/* Whatever host memory the pool of a device's first cudaMalloc lacks, the next call makes it. */
+TEST(a_pool_of_cudamalloc_that_fails_is_made_by_the_next)
+{
+    start();
+    int fired = 1;
+    for (int nth = 1; fired && nth < 40; nth++) {
+        for (int nowhere = 0; nowhere < 2; nowhere++) {
+            galloc_pool *pool = NULL;
+            void *p = &p;
+            OK(galloc_shutdown());
+            sim_fail_malloc(nth, 0);
+            cudaError_t error = galloc_override_malloc(nowhere ? NULL : &p, MIB(1));
+            fired = sim_failed_mallocs() > 0;
+            sim_fail_clear();
+            if (error) EXPECT(error == cudaErrorMemoryAllocation || nowhere);
+            OK(galloc_pool_default(&pool, 0));
+            if (nowhere) EXPECT(error != cudaSuccess);
+            else if (error) EXPECT(p == NULL);
+            else EXPECT(info_of(p).pool != pool); /* what is free there is not for all streams */
+            if (!error) OK(cudaFree(p));
+            OK(cudaFree(alloc(MIB(1))));
+        }
+    }
+    EXPECT(!fired);
     no_findings();
 }
 
