@@ -238,6 +238,29 @@ TEST(a_device_that_refuses_is_pressure)
     finish();
 }
 
+/* A device that refuses again is no device that has memory again, however little of it the pool holds. */
+TEST(a_device_that_refuses_twice_stays_under_pressure)
+{
+    galloc_config config = heuristic();
+    galloc_decision list[GALLOC_DECISIONS];
+    void *ptr = NULL;
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(&config);
+    void *small = get(pool, MIB(8), s);
+    sim_fail("cuMemCreate", 1, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    for (int i = 0; i < 3; i++) {
+        EXPECT_EQ(galloc_pool_malloc(pool, &ptr, MIB(64), s), cudaErrorMemoryAllocation);
+        EXPECT_EQ(decisions_of(pool, list), 1);
+        EXPECT(config_of(pool).overhead == 0);
+    }
+    sim_fail_clear();
+    OK(galloc_free(small, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* The device refuses, and what the quarantine keeps serves: the call that had to shrink it ends with memory enough. */
 TEST(a_quarantine_that_gives_way_ends_the_pressure)
 {

@@ -664,6 +664,104 @@ TEST(without_host_memory_nothing_is_written)
     finish();
 }
 
+/* A file, and the text of what is live, fail as a whole and leave nothing behind. */
+TEST(without_host_memory_no_file_is_written)
+{
+    char folder[] = "/tmp/galloc_snapshot.XXXXXX", path[100], said[GALLOC_REPORT_TEXT];
+    cudaError_t error = cudaErrorMemoryAllocation;
+    long nth;
+    begin();
+    galloc_pool *pool = pool_limited(SIZE_MAX);
+    void *p = get(pool, 1000, NULL);
+    EXPECT(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/state.json", folder);
+    for (nth = 1; error && nth < 10; nth++) {
+        size_t live = sim_malloc_live();
+        sim_fail_malloc(nth, 0);
+        error = galloc_snapshot_save(pool, path);
+        sim_fail_malloc(0, 0);
+        EXPECT(!error || error == cudaErrorMemoryAllocation);
+        EXPECT_EQ(access(path, F_OK) == 0, !error);
+        EXPECT_EQ(sim_malloc_live(), live);
+    }
+    EXPECT(nth > 2 && nth < 10);
+    error = cudaErrorMemoryAllocation;
+    for (nth = 1; error && nth < 10; nth++) {
+        size_t live = sim_malloc_live();
+        sim_fail_malloc(nth, 0);
+        error = galloc_live_text(pool, said, sizeof said);
+        sim_fail_malloc(0, 0);
+        EXPECT(!error || error == cudaErrorMemoryAllocation);
+        EXPECT(!error == !!strstr(said, "blocks in use: 1, of 1000 bytes"));
+        EXPECT_EQ(sim_malloc_live(), live);
+    }
+    EXPECT(nth > 2 && nth < 10);
+    EXPECT_EQ(unlink(path), 0);
+    EXPECT_EQ(rmdir(folder), 0);
+    OK(galloc_free(p, NULL));
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
+/* A process without pools has a state as well. */
+TEST(a_process_without_pools_has_no_settings)
+{
+    for (int format = 0; format < 2; format++) {
+        begin();
+        OK(cudaFree(0));
+        value *v = snapshot(NULL, format);
+        EXPECT_EQ(value_count(value_of(v, "segments")), 0);
+        EXPECT(value_of(v, "allocator_settings"));
+        EXPECT_EQ(value_count(value_of(v, "allocator_settings")), 0);
+        value_free(v);
+        finish();
+    }
+}
+
+static int count_empty_parts(void *user, const void *data, size_t bytes)
+{
+    size_t *sums = (size_t *)user;
+    (void)data;
+    sums[0] += bytes;
+    sums[1] += bytes == 0;
+    return 0;
+}
+
+/* Fills the history with notes of so many bytes in all. Returns the bytes of a snapshot. */
+static size_t bytes_with_notes(galloc_pool *pool, size_t bytes, size_t *empty)
+{
+    enum { NOTES = 200, LONGEST = 40 };
+    size_t sums[2] = {0, 0};
+    char note[LONGEST + 1];
+    for (int i = 0; i < NOTES; i++) {
+        size_t n = smaller(bytes, LONGEST);
+        memset(note, 'x', n);
+        note[n] = 0;
+        OK(galloc_annotate(note));
+        bytes -= n;
+    }
+    OK(galloc_snapshot(pool, GALLOC_SNAPSHOT_JSON, count_empty_parts, sums));
+    *empty = sums[1];
+    return sums[0];
+}
+
+/* A snapshot whose last part is full has no empty one after it. */
+TEST(no_part_of_a_snapshot_is_empty)
+{
+    enum { PART = 4096 };
+    galloc_config config = galloc_config_default();
+    size_t empty = 0, bytes = 0, all, tries = 0;
+    begin();
+    config.history = 200;
+    galloc_pool *pool = pool_new(&config);
+    while ((all = bytes_with_notes(pool, bytes, &empty)) % PART && tries++ < 10)
+        bytes = (bytes + PART - all % PART) % PART;
+    EXPECT_EQ(all % PART, 0);
+    EXPECT_EQ(empty, 0);
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
 /* The host's allocator may take long, and lets other threads in: the state is copied all the same, of one time. */
 static struct {
     galloc_pool *pool;

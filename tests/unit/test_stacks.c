@@ -789,6 +789,46 @@ TEST(what_is_live_by_stack)
     finish();
 }
 
+/* A program that the shell finds along PATH has no folder in its name. */
+TEST(a_program_without_a_folder_has_its_name)
+{
+    char path[4096];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    int status = -1;
+    pid_t child;
+    if (!EXPECT(n > 0)) return;
+    path[n] = 0;
+    fflush(stdout);
+    child = fork();
+    if (child == 0) {
+        char *name = strrchr(path, '/');
+        *name++ = 0;
+        if (setenv("PATH", path, 1) || !freopen("/dev/null", "w", stdout)) _exit(3);
+        (void)execlp(name, name, "what_is_live_by_stack", (char *)NULL);
+        _exit(3);
+    }
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* Only the stacks that hold most are named, whichever was taken first. */
+TEST(the_stacks_that_hold_most_are_named)
+{
+    galloc_config config = config_stacks("memory_limit:1G", 8);
+    char said[GALLOC_REPORT_TEXT];
+    void *p[64];
+    int named = 0;
+    begin();
+    galloc_pool *pool = pool_new(&config);
+    for (unsigned i = 0; i < 64; i++) p[i] = site_deep(pool, i * 7 % 16, 4);
+    OK(galloc_live_text(pool, said, sizeof said));
+    for (const char *at = said; (at = strstr(at, "4000 bytes in 4 blocks")) != NULL; at++) named++;
+    EXPECT_EQ(named, 3);
+    for (int i = 0; i < 64; i++) OK(galloc_free(p[i], NULL));
+    pool_end(pool);
+    finish();
+}
+
 static jmp_buf back;
 
 SITE __attribute__((noreturn)) void site_leaving(galloc_pool *pool, void **ptr);
