@@ -1390,6 +1390,55 @@ TEST(the_default_stream_of_another_thread_is_not_this_threads)
     }
 }
 
+static pthread_barrier_t guest_stays;
+
+/* Reads the block on the thread's own default stream, and lives until it has been freed. */
+static void *use_and_stay(void *arg)
+{
+    OK(cudaSetDevice(0));
+    OK(cudaStreamWaitEvent(cudaStreamPerThread, guest.given, 0));
+    look(cudaStreamPerThread, guest.p, MIB(2), 1);
+    OK(galloc_record_stream(guest.p, cudaStreamPerThread));
+    for (int i = 0; i < 2; i++) pthread_barrier_wait(&guest_stays);
+    return arg;
+}
+
+/* The same outside of captures while that thread lives: no event of this thread stands for its work. */
+TEST(the_default_stream_of_a_thread_that_lives_is_waited_for)
+{
+    begin_still();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+    cudaStream_t s = stream_new();
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    pthread_t thread;
+    EXPECT_EQ(pthread_barrier_init(&guest_stays, NULL, 2), 0);
+    OK(cudaEventCreateWithFlags(&guest.given, cudaEventDisableTiming));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    guest.p = get_used(pool, MIB(2), s, 1);
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    OK(cudaGraphLaunch(exec, s));
+    OK(cudaEventRecord(guest.given, s));
+    EXPECT_EQ(pthread_create(&thread, NULL, use_and_stay, NULL), 0);
+    pthread_barrier_wait(&guest_stays);
+    OK(galloc_free(guest.p, s));
+    EXPECT_EQ(info_of(guest.p).state, GALLOC_STATE_FREE); /* it waits for that thread's work */
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(2));
+    pthread_barrier_wait(&guest_stays);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(stats_of(pool).reserved.current, 0);
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    OK(cudaEventDestroy(guest.given));
+    EXPECT_EQ(pthread_barrier_destroy(&guest_stays), 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* What the driver refuses then, or no order can be given to, goes later, as long as the graph is there. */
 TEST(memory_that_a_graph_leaves_goes_while_the_graph_is_there)
 {
