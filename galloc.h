@@ -3558,7 +3558,7 @@ static gai_block *gai_block_floor(void **children, int level, uintptr_t addr)
         void *in = gai_load_pointer(&children[n - 1]);
         gai_block *block = NULL;
         if (level >= GAI_MAP_LEVELS - 1) block = gai_entry_last(in, last);
-        else if (in) block = gai_block_floor((void **)in, level + 1, last);
+        else block = gai_block_floor((void **)in, level + 1, last);
         if (block) return block;
     }
     return NULL;
@@ -3883,7 +3883,7 @@ static gai_mark *gai_mark_new(galloc_pool *pool, gai_stream *stream, uint64_t ep
 /* Releases a mark that is in no list. */
 static void gai_mark_end(galloc_pool *pool, gai_mark *mark)
 {
-    if (mark->stream) mark->stream->uses--;
+    mark->stream->uses--;
     gai_slab_give(&pool->marks, mark);
 }
 
@@ -5521,7 +5521,7 @@ static void gai_stream_give(galloc_pool *pool, gai_stream *stream, gai_block *bl
 static void gai_block_renew_captured(galloc_pool *pool, gai_block *block)
 {
     gai_mark **at = &block->marks, *own = NULL;
-    if (!block->stream || !block->stream->capture) return;
+    if (!block->stream->capture) return;
     while (*at) {
         gai_mark *mark = *at;
         if (mark->stream != block->stream || !own) {
@@ -5565,7 +5565,6 @@ static GAI_INLINE void gai_block_assign(galloc_pool *pool, gai_block *block, gai
     block->tag = tag;
     block->stream_id = block->life = 0;
     block->stream = stream;
-    if (!stream) return;
     gai_block_drop_own(pool, block, stream);
     gai_stream_give(pool, stream, block);
 }
@@ -5617,7 +5616,7 @@ static void gai_block_untake(galloc_pool *pool, gai_block *block)
     block->tag = 0;
     block->room = 0;
     pool->marks.promised -= GAI_FREE_MARKS;
-    if (block->stream) gai_set_relaxed(&block->stream->blocks, block->stream->blocks - 1);
+    gai_set_relaxed(&block->stream->blocks, block->stream->blocks - 1);
     block->stream = NULL;
     block->kind = GAI_BUSY;
 }
@@ -5866,7 +5865,7 @@ static int gai_block_is_latest(const gai_block *block)
 static enum gai_outcome gai_cache_put_large(gai_cache *cache, gai_block *block, int confirmed)
 {
     if (!cache->trusted && !confirmed) return GAI_ASK;
-    if (!gai_cache_bin_push(cache, block)) return GAI_TAKEN;
+    (void)gai_cache_bin_push(cache, block); /* all bins are empty */
     cache->large = block->bytes;
     return GAI_DONE;
 }
@@ -6903,7 +6902,7 @@ static void gai_predictor_begin(gai_predictor *predictor, uint64_t *keys, uint64
 /* Is the key with this number still in the ring? */
 static int gai_predictor_has(const gai_predictor *predictor, uint64_t number)
 {
-    return number && number <= predictor->noted && predictor->noted - number < predictor->size;
+    return number && predictor->noted - number < predictor->size;
 }
 
 static uint64_t *gai_predictor_key(const gai_predictor *predictor, uint64_t number)
@@ -7995,7 +7994,7 @@ static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai
 {
     gai_segment *segment = mapping->segment;
     /* Addresses that were unmapped can be used again even if the page is stuck. */
-    if (mapping->block && (undone != GAI_STUCK || (!mapping->addr && !segment->fixed))) {
+    if (mapping->block && (undone != GAI_STUCK || !mapping->addr)) {
         gai_block_to_hole(pool, mapping->block);
         mapping->block = NULL;
     }
@@ -8094,7 +8093,7 @@ static gai_block *gai_hole_cut(galloc_pool *pool, gai_block *hole, uintptr_t add
     if (rest && !room) gai_hole_link(pool, rest);
     if (addr > hole->addr) {
         gai_block *right = gai_block_split(pool, hole, addr, GAI_BUSY);
-        if (!room) gai_hole_link(pool, hole);
+        gai_hole_link(pool, hole);
         hole = right;
     }
     hole->kind = GAI_BUSY;
@@ -8296,7 +8295,7 @@ static void gai_pool_tell_all(galloc_pool *pool, const gai_batch *batch,
     gai_lock_off(&pool->paging);
     gai_callback_begin(&gai_thread.in_mapping, &saved);
     for (mapping = batch->first; mapping; mapping = mapping->next)
-        if (!mapping->was_mapped && mapping->addr) tell(pool->handle, (void *)mapping->addr, mapping->bytes, user);
+        if (!mapping->was_mapped) tell(pool->handle, (void *)mapping->addr, mapping->bytes, user);
     gai_callback_end(&gai_thread.in_mapping, &saved);
     gai_lock_on(&pool->paging);
     pool->telling--;
@@ -8826,7 +8825,6 @@ static size_t gai_donors_trim(galloc_pool *pool, gai_batch *donors, size_t surpl
         }
     }
     *donors = kept;
-    if (!kept.first) donors->last = &donors->first;
     gai_donors_restore(pool, &back);
     return bytes;
 }
@@ -9078,7 +9076,7 @@ static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
     pool->stats.frees++;
     gai_block_untake(pool, block);
     gai_block_give(pool, block);
-    if ((!stream || !stream->blocks) && gai_pool_should_park(pool)) gai_pool_park(pool);
+    if (!stream->blocks && gai_pool_should_park(pool)) gai_pool_park(pool);
 }
 
 /* ==== ROUNDING ==================================================================================================== */
@@ -9630,20 +9628,13 @@ static gai_block *gai_kept_pop(galloc_pool *pool, int *can)
     return block;
 }
 
-/* [lock] */
-static void gai_kept_free(galloc_pool *pool, gai_block *block)
-{
-    if (pool->variant.count) pool->variant.count(pool, GAI_COUNT_UNUSED, block);
-    gai_block_put(pool, block);
-}
-
 /* Frees all blocks in quarantine, unchecked. [lock] */
 static void gai_kept_free_all(galloc_pool *pool)
 {
     int can;
     while (pool->guards.kept) {
         pool->stats.unchecked++;
-        gai_kept_free(pool, gai_kept_pop(pool, &can));
+        gai_block_put(pool, gai_kept_pop(pool, &can));
     }
 }
 
@@ -9794,7 +9785,7 @@ static void gai_guards_tend(galloc_pool *pool)
 {
     int is_new = gai_thread.message_is_new;
     if (!gai_pool_pin(pool)) return;
-    if (gai_counted(&pool->guards.pending) && !gai_load(&pool->broken)) {
+    if (gai_counted(&pool->guards.pending)) {
         if (gai_next(&pool->guards.looks) % GAI_POLLS == 0) gai_pool_try_poll(pool);
         gai_guards_look(pool);
     }
@@ -9812,12 +9803,12 @@ static int gai_block_marks_precede(const gai_block *block, const gai_stream *str
 }
 
 /* Is it ordered after the work that set the block's guard? The stream that the block was given to is; another one
-   must also follow all that used the block before. [lock] */
+   must also follow all that used the block before. A watched block has GAI_CACHED together with GAI_DROPPED. [lock] */
 static int gai_block_precedes(const gai_block *block, const gai_stream *stream)
 {
     if (stream->life == block->life) return 1;
     if (!gai_block_marks_precede(block, stream)) return 0;
-    return !(block->tag & GAI_CACHED) || (block->tag & GAI_DROPPED && block->age <= block->stream->done);
+    return !(block->tag & GAI_CACHED) || block->age <= block->stream->done;
 }
 
 /* Queues the copy of a guard, and poison over what the program had. [no lock] */
@@ -10024,7 +10015,7 @@ static void gai_pool_limit_kept(galloc_pool *pool, const gai_site *site)
         if (!may) pool->stats.unchecked++;
         else if (gai_kept_check(pool, block, site, 0))
             gai_block_stamp(pool, block, gai_mark_promised(pool, site->stream)); /* it reads the block until then */
-        gai_kept_free(pool, block);
+        gai_block_put(pool, block);
     }
 }
 
@@ -10117,7 +10108,7 @@ static gai_found gai_find_own(galloc_pool *pool, const gai_params *params)
         if (best.block) best.at = gai_place(best.block->addr, best.block->addr + best.block->bytes, params);
         return best;
     }
-    if (params->stream) gai_found_in_set(&best, &params->stream->free, params);
+    gai_found_in_set(&best, &params->stream->free, params);
     if (best.block && best.block->bytes == params->bytes) return best;
     gai_found_in_set(&best, &pool->common, params);
     return best;
@@ -10203,7 +10194,7 @@ static int gai_stream_has_pages(const gai_stream *stream, size_t bytes)
 static int gai_stream_keeps(const galloc_pool *pool, const gai_stream *stream, size_t bytes)
 {
     return pool->separate && bytes >= GAI_FIXED_SMALL && bytes >= pool->stats.reserved.current / GAI_SEPARATE_PART &&
-           stream && gai_stream_is_plain(stream) && stream->free.bytes >= bytes && gai_stream_has_pages(stream, bytes);
+           gai_stream_is_plain(stream) && stream->free.bytes >= bytes && gai_stream_has_pages(stream, bytes);
 }
 
 /* Returns whether [at, at + bytes) of a block that a search found is to be left to other streams: most of it is
@@ -10402,17 +10393,11 @@ static enum gai_obstacle gai_job_look_at(gai_job *job, gai_block *piece, gai_gro
     case GAI_ALIAS:
         /* All other aliases are obstacles; gai_job_clear_behind drops them where it can. */
         if (own && gai_job_returns(job, piece, range)) return gai_growth_range_fill(range, piece, obstacle);
-        range->foreign |= !own;
-        return GAI_OBSTACLE_BUSY;
-    case GAI_SLOT:
-    case GAI_BUSY:
-        range->foreign |= !own;
-        return GAI_OBSTACLE_BUSY;
-    case GAI_USED:
-        range->foreign |= !own;
-        return gai_load_pointer(&piece->lent) ? GAI_OBSTACLE_SHUT : GAI_OBSTACLE_BUSY;
-    default: return GAI_OBSTACLE_SHUT;
+        break;
+    default: break; /* slots, used and busy blocks */
     }
+    range->foreign |= !own;
+    return piece->kind == GAI_USED && gai_load_pointer(&piece->lent) ? GAI_OBSTACLE_SHUT : GAI_OBSTACLE_BUSY;
 }
 
 /* Examines all blocks up to the new end, and sets params.bytes to the bytes of holes there. [lock] */
@@ -10431,7 +10416,7 @@ static enum gai_obstacle gai_job_look(gai_job *job, gai_growth_range *range)
     job->params.bytes = 0;
     job->params.requested = job->grow_to - gai_min(job->grow_to, (size_t)block->requested);
     /* The bytes beyond the requested ones were free memory before, and may have marks. */
-    mark = gai_job_obstacle(job, block->marks, block->stream && block->stream->capture ? block->stream : NULL,
+    mark = gai_job_obstacle(job, block->marks, block->stream->capture ? block->stream : NULL,
                             block->addr + block->requested, gai_min(range->end, block->addr + block->bytes));
     if (mark) gai_growth_range_note(range, &obstacle, mark, 0);
     for (piece = block->next; piece && piece->addr < range->end; piece = piece->next) {
@@ -10869,8 +10854,7 @@ static void gai_plan_in_gap(const galloc_pool *pool, gai_block *first, const gai
     }
     for (; gai_block_is_unused(window.first); gai_window_drop_first(&window)) {
         uintptr_t at = gai_up(window.first->addr, params->alignment);
-        if (at < window.first->addr + window.first->bytes && at + params->bytes > at)
-            gai_window_try(pool, &window, at, filter, best);
+        if (at < window.first->addr + window.first->bytes) gai_window_try(pool, &window, at, filter, best);
     }
 }
 
@@ -11592,8 +11576,7 @@ static int gai_step_supply(gai_job *job)
         grown = job->grown;
         if (job->grows) gai_job_clear_behind(job);
         /* The device refused whole pages of the heap's size: a second try asks for just the bytes needed. */
-        if (gai_job_supply_expandable(job, 0) == CUDA_ERROR_OUT_OF_MEMORY && !job->error)
-            (void)gai_job_supply_expandable(job, 1);
+        if (gai_job_supply_expandable(job, 0) == CUDA_ERROR_OUT_OF_MEMORY) (void)gai_job_supply_expandable(job, 1);
         tries++;
     } while ((job->grows || (job->params.room && tries < GAI_ROOM_TRIES)) && job->grown > grown &&
              !gai_job_is_done(job));
@@ -18266,7 +18249,7 @@ static void gai_pool_end_quarantine(galloc_pool *pool)
         pool->stats.unchecked += !checks;
         if (checks && gai_kept_check(pool, block, &site, 1))
             gai_block_stamp(pool, block, gai_mark_promised(pool, gai_pool_unknown_streams(pool)));
-        gai_kept_free(pool, block);
+        gai_block_put(pool, block);
     }
     gai_lock_off(&pool->lock);
     gai_pool_sweep_lost(pool);

@@ -1162,6 +1162,150 @@ TEST(the_end_of_a_pool_does_not_disturb_the_threads_own_capture)
     finish();
 }
 
+/* Nothing can be checked: blocks leave the quarantine all the same, and no memory is lost to it. */
+TEST(blocks_that_cannot_be_checked_leave_the_quarantine)
+{
+    static const char *const calls[] = {"cuMemHostAlloc", "cuMemcpyDtoHAsync"};
+    for (int i = 0; i < 2; i++) {
+        begin_backed(SIM_PACE_PROMPT);
+        cudaStream_t s = stream_new();
+        sim_fail(calls[i], 1, 1, cudaErrorUnknown);
+        galloc_pool *pool = pool_quarantine(KIB(8));
+        for (int k = 0; k < 20; k++) OK(galloc_free(get(pool, 8000, s), s));
+        EXPECT_EQ(stats_of(pool).checks, 0);
+        EXPECT_EQ(stats_of(pool).unchecked, 19); /* one is there still */
+        EXPECT(stats_of(pool).reserved.current <= MIB(2));
+        expect_healthy(pool, 1);
+        if (i) sim_fail_clear(); /* the end of the pool checks the last one */
+        pool_end(pool);
+        EXPECT_EQ(log_lines, 0);
+        sim_fail_clear();
+        stream_end(s);
+        finish();
+    }
+}
+
+/* The last block cannot be looked at: its page goes with the pool nevertheless. */
+TEST(a_pool_ends_though_its_last_block_cannot_be_looked_at)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_quarantine(MIB(1));
+    void *p = get(pool, 8000, s);
+    OK(galloc_free(p, s));
+    write_at(p, 0, 1, 1, s); /* is not found */
+    OK(cudaStreamSynchronize(s));
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* notices that the work is complete */
+    sim_fail("cuMemcpyDtoHAsync", 1, 1, cudaErrorUnknown);
+    uint64_t waits = stats_of(pool).driver.stream_synchronize;
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(sim_failed(), 1);
+    EXPECT_EQ(stats_of(pool).driver.stream_synchronize, waits); /* there is no copy to wait for */
+    EXPECT_EQ(stats_of(pool).unchecked, 1);
+    EXPECT_EQ(stats_of(pool).reserved.current, 0);
+    sim_fail_clear();
+    pool_end(pool);
+    EXPECT_EQ(log_lines, 0);
+    stream_end(s);
+    finish();
+}
+
+/* The host has no memory for the mark of a check: the block leaves the quarantine unchecked. */
+TEST(a_block_leaves_the_quarantine_without_host_memory)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_quarantine(KIB(8));
+    void *p = get(pool, 8000, s), *q = get(pool, 8000, s);
+    OK(galloc_free(p, s));
+    inside_drain_marks(pool);
+    sim_fail_malloc(1, 1);
+    OK(galloc_free(q, s)); /* p leaves */
+    EXPECT(sim_failed_mallocs() > 0);
+    sim_fail_malloc(0, 0);
+    EXPECT_EQ(stats_of(pool).unchecked, 1);
+    EXPECT_EQ(stats_of(pool).driver.copy, 0);
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+static struct {
+    void *block;
+    cudaStream_t stream;
+    const char *function;
+} freed_between;
+
+static void free_between(const char *function)
+{
+    void *block = freed_between.block;
+    if (!block || strcmp(function, freed_between.function)) return;
+    freed_between.block = NULL;
+    OK(galloc_free(block, freed_between.stream));
+}
+
+static void free_before(void *block, cudaStream_t stream, const char *function)
+{
+    freed_between.block = block;
+    freed_between.stream = stream;
+    freed_between.function = function;
+    sim_hook(free_between, NULL);
+}
+
+/* Blocks leave the quarantine one by one. A call on a stream of another context comes in between: it may check none. */
+TEST(a_stream_of_another_context_checks_no_block_of_the_quarantine)
+{
+    begin_backed(SIM_PACE_STILL);
+    CUcontext other = NULL;
+    cudaStream_t s = stream_new(), t;
+    galloc_pool *pool = pool_quarantine(KIB(24));
+    void *p[4], *x;
+    for (int i = 0; i < 3; i++) p[i] = get(pool, 8000, s);
+    p[3] = get(pool, 16000, s);
+    OK(sim_green_create(&other, 0));
+    OK(cuCtxPushCurrent(other));
+    t = stream_new();
+    x = get(pool, 1000, t);
+    OK(cuCtxPopCurrent(&other));
+    for (int i = 0; i < 3; i++) OK(galloc_free(p[i], s));
+    OK(cudaDeviceSynchronize());
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* notices that the work is complete */
+    free_before(x, t, "cuMemcpyDtoHAsync");
+    OK(galloc_free(p[3], s)); /* the first two leave; the call on t comes while the first is looked at */
+    sim_hook(NULL, NULL);
+    EXPECT(freed_between.block == NULL);
+    EXPECT_EQ(stats_of(pool).unchecked, 1);
+    EXPECT_EQ(stats_of(pool).driver.copy, 2); /* of both ends of the first */
+    expect_healthy(pool, 1);
+    stream_end(t);
+    OK(sim_green_destroy(other));
+    pool_end(pool);
+    EXPECT_EQ(log_lines, 0);
+    stream_end(s);
+    finish();
+}
+
+/* The kept blocks of like:pytorch would not be counted as PyTorch does: there are none. */
+TEST(like_pytorch_has_no_quarantine)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "like:pytorch,debug:quarantine", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, 1000, s);
+    OK(galloc_free(p, s));
+    void *q = get(pool, 1000, s);
+    EXPECT(q == p);
+    OK(galloc_free(q, s));
+    EXPECT_EQ(stats_of(pool).live.current, 0);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* ---- settings, sampling, cost ------------------------------------------------------------------------------------ */
 
 TEST(one_block_in_so_many_is_guarded)
@@ -1551,6 +1695,131 @@ TEST(a_failed_driver_call_loses_a_check_only)
         }
         if (!calls[i]) break;
     }
+}
+
+/* Whatever call fails while the pool is created: either there is no pool, or it finds damage from its next free on. */
+TEST(a_pool_that_has_no_memory_for_checks_at_first_checks_later)
+{
+    for (int host = 0; host < 2; host++) {
+        int failed = 1, created = 0;
+        for (int nth = 1; failed && EXPECT(nth < 1000); nth++) {
+            begin_backed(SIM_PACE_PROMPT);
+            cudaStream_t s = stream_new();
+            galloc_config config = galloc_config_default();
+            galloc_pool *pool = NULL;
+            config.debug = GUARDS;
+            fail_nth(host, NULL, nth, 0);
+            (void)galloc_pool_create(&pool, &config);
+            failed = has_failed(host, NULL, 0);
+            sim_fail_clear();
+            sim_fail_malloc(0, 0);
+            if (pool) {
+                void *p = get(pool, 1000, s);
+                write_at(p, 1000, 1, 1, s);
+                OK(galloc_free(p, s));
+                look_now(pool);
+                EXPECT_EQ(stats_of(pool).damages, 1);
+                EXPECT_EQ(stats_of(pool).unchecked, 0);
+                created += failed;
+                pool_end(pool);
+            }
+            stream_end(s);
+            finish();
+        }
+        EXPECT(created > 0);
+    }
+}
+
+/* Two threads free at the same time while there is no memory for checks: one of them makes it. */
+TEST(memory_for_checks_is_made_once)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    sim_fail("cuMemHostAlloc", 1, 0, cudaErrorMemoryAllocation);
+    galloc_pool *pool = pool_debug(GUARDS);
+    EXPECT_EQ(sim_failed(), 1);
+    void *p = get(pool, 1000, s), *q = get(pool, 1000, s);
+    long calls = sim_calls("cuMemHostAlloc");
+    free_before(q, s, "cuMemHostAlloc");
+    OK(galloc_free(p, s));
+    sim_hook(NULL, NULL);
+    EXPECT(freed_between.block == NULL);
+    EXPECT_EQ(sim_calls("cuMemHostAlloc"), calls + 1);
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).checks, 1);
+    EXPECT_EQ(stats_of(pool).unchecked, 1); /* the one in between */
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* With the legacy stream alone, an event on it costs nothing: the block then grows at once on another stream. */
+TEST(a_guarded_room_of_the_only_stream_grows_on_another_one)
+{
+    begin_backed(SIM_PACE_STILL);
+    galloc_pool *pool = pool_debug(GUARDS);
+    char *p = get_growable(pool, MIB(1), MIB(8), 0);
+    EXPECT_EQ(sim_calls("cuEventRecord"), 1);
+    cudaStream_t s = stream_new();
+    OK(galloc_resize(p, MIB(2), s));
+    write_at(p, 0, 1, MIB(2), s);
+    OK(galloc_free(p, s));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 0);
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+static int free_the_victim(const galloc_report *report, void *victim)
+{
+    (void)report;
+    return galloc_free(victim, 0) == cudaSuccess;
+}
+
+/* on_oom frees the very block that is to grow: then no guard is set again. */
+TEST(a_guarded_block_that_is_freed_while_it_grows_has_no_guard)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    galloc_config config = config_limit(MIB(16));
+    galloc_callbacks callbacks = {0};
+    config.debug = GUARDS;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get_growable(pool, MIB(2), MIB(32), 0), *other = get(pool, MIB(10), 0);
+    callbacks.on_oom = free_the_victim;
+    callbacks.user = p;
+    OK(galloc_pool_set_callbacks(pool, &callbacks));
+    EXPECT(galloc_resize(p, MIB(12), 0) != cudaSuccess);
+    EXPECT(info_of(p).state != GALLOC_STATE_USED);
+    OK(galloc_free(other, 0));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 0);
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    finish();
+}
+
+/* The thread cannot enter the stream's context for the wait: the allocation succeeds, and the next one waits. */
+TEST(a_default_stream_whose_context_cannot_be_entered_is_waited_for_later)
+{
+    begin_still();
+    galloc_pool *pool = pool_debug(POISON);
+    void *p = get(pool, MIB(1), cudaStreamPerThread), *wall = get(pool, KIB(1), cudaStreamPerThread), *q;
+    OK(galloc_free(p, cudaStreamPerThread));
+    long waits = sim_calls("cuStreamSynchronize");
+    sim_fail("cuThreadExchangeStreamCaptureMode", 1, 1, cudaErrorUnknown);
+    q = get(pool, KIB(1), cudaStreamPerThread);
+    EXPECT(sim_failed() > 0);
+    EXPECT_EQ(sim_calls("cuStreamSynchronize"), waits);
+    sim_fail_clear();
+    p = get(pool, KIB(1), cudaStreamPerThread);
+    EXPECT_EQ(sim_calls("cuStreamSynchronize"), waits + 1);
+    OK(galloc_free(p, cudaStreamPerThread));
+    OK(galloc_free(q, cudaStreamPerThread));
+    OK(galloc_free(wall, cudaStreamPerThread));
+    pool_end(pool);
+    finish();
 }
 
 /* The memory of the checks is the pool's context's: a reset takes it, and the streams of other contexts go on. */
