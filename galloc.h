@@ -5200,7 +5200,7 @@ static int gai_tag_set(uint32_t tag, const char *name)
     int at;
     gai_lock_on(&gai_locks.tags);
     at = gai_tag_at(tag, 1);
-    if (at == GAI_TAG_NAMES && name && name[0]) at = gai_tag_at(tag, 0);
+    if (at == GAI_TAG_NAMES) at = gai_tag_at(tag, 0);
     if (at < GAI_TAG_NAMES) {
         gai_process.tag_names[at].tag = tag;
         gai_history_text(gai_process.tag_names[at].name, name ? name : "");
@@ -6401,7 +6401,8 @@ static int gai_graph_has(const galloc_graph *graph, const gai_site *site)
     unsigned long long id = 0;
     if (graph->key == site->stream_id) return 1;
     if (graph->captured == CU_STREAM_PER_THREAD && graph->key != gai_stream_key(graph->captured)) return 0;
-    return !gai_capture_of(graph->captured, &status, &id, NULL) && id == site->capture;
+    (void)gai_capture_of(graph->captured, &status, &id, NULL);
+    return id == site->capture;
 }
 
 /* Records a capture that is new to the pool, and its group. Two threads may record the same one; both records end with
@@ -12813,8 +12814,7 @@ static void gai_job_tidy(const gai_job *job)
 {
     gai_scope scope;
     if (!gai_job_may_wait_long(job) || !gai_lock_try(&job->pool->paging)) return;
-    if (gai_pool_enter_locked(job->pool, &scope)) gai_thread.message_is_new = 0;
-    else gai_pool_leave(job->pool, &scope, 1);
+    if (!gai_pool_enter_locked(job->pool, &scope)) gai_pool_leave(job->pool, &scope, 1);
 }
 
 static galloc_callbacks gai_pool_callbacks(galloc_pool *pool)

@@ -1390,6 +1390,31 @@ TEST(the_default_stream_of_another_thread_is_not_this_threads)
     }
 }
 
+/* A graph that never ran has allocated nothing. What the driver did not free in order is freed at the next trim: that
+   it knows no such memory is no error. */
+TEST(memory_of_a_graph_that_never_ran_is_nothing_to_free)
+{
+    begin_still();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+    cudaStream_t s = stream_new();
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    void *p = get(pool, MIB(2), s);
+    OK(cudaStreamEndCapture(s, &graph));
+    sim_fail("cuMemFreeAsync", 1, 1, cudaErrorUnknown);
+    OK(galloc_free(p, s));
+    EXPECT(sim_failed() > 0);
+    sim_fail_clear();
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(stats_of(pool).quarantined, 0);
+    EXPECT_EQ(stats_of(pool).reserved.current, 0);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 static pthread_barrier_t guest_stays;
 
 /* Reads the block on the thread's own default stream, and lives until it has been freed. */

@@ -885,6 +885,49 @@ TEST(the_legacy_stream_records_again_after_the_capture)
     finish();
 }
 
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream;
+    void *ptr;
+    int left;
+} same_stream;
+
+static void allocate_on_the_same(const char *function)
+{
+    if (!same_stream.left || strcmp(function, "cuStreamGetCtx")) return;
+    same_stream.left = 0;
+    same_stream.ptr = get(same_stream.pool, MIB(2), same_stream.stream);
+}
+
+/* Two threads bring a captured stream that is new to the pool, at the same time: it has one state. */
+TEST(a_captured_stream_that_two_threads_bring_is_one)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    cudaGraph_t graph = NULL;
+    galloc_pool *pool = pool_new(NULL);
+    capture_begin(s);
+    same_stream.pool = pool;
+    same_stream.stream = s;
+    same_stream.left = 1;
+    sim_hook(allocate_on_the_same, NULL);
+    void *p = get(pool, MIB(2), s);
+    sim_hook(NULL, NULL);
+    EXPECT_EQ(same_stream.left, 0);
+    EXPECT_EQ(inside_streams(pool), 1);
+    put(s, p, MIB(2), 1);
+    OK(galloc_free(p, s));
+    EXPECT(get_used(pool, MIB(2), s, 2) == p); /* in the order of one stream */
+    OK(galloc_free(p, s));
+    OK(galloc_free(same_stream.ptr, s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* While the driver is asked where a captured stream stands, another call forgets streams of which nothing is left. */
 static struct {
     galloc_pool *pool;

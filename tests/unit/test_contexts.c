@@ -948,6 +948,71 @@ TEST(launches_in_another_context_are_waited_for)
     }
 }
 
+/* The same with two contexts, and with one that has ended: the others are waited for all the same. */
+TEST(launches_in_each_of_several_contexts_are_waited_for)
+{
+    for (int ended = 0; ended < 3; ended++) { /* 2: none of them, and both streams are of one */
+        begin_devices(1, SIM_PACE_STILL);
+        CUcontext own = primary(0), other[2];
+        other[0] = context_new(0);
+        other[1] = ended == 2 ? other[0] : context_new(0);
+        galloc_pool *pool = pool_of("", 0);
+        cudaStream_t t[2];
+        for (int i = 0; i < 2; i++) {
+            cudaGraph_t graph = NULL;
+            cudaGraphExec_t instance = NULL;
+            t[i] = stream_in(other[i]);
+            enter(other[i]);
+            OK(cudaStreamBeginCapture(t[i], cudaStreamCaptureModeRelaxed));
+            void *p = get_used(pool, MIB(2), t[i], 1);
+            OK(galloc_free(p, t[i]));
+            OK(cudaStreamEndCapture(t[i], &graph));
+            OK(cudaGraphInstantiate(&instance, graph, 0));
+            OK(cudaGraphLaunch(instance, t[i]));
+            if (ended == 1 && i) OK(cudaStreamSynchronize(t[i]));
+            OK(cudaGraphExecDestroy(instance));
+            OK(cudaGraphDestroy(graph));
+        }
+        enter(own);
+        if (ended == 1) OK(cuCtxDestroy(other[1]));
+        long waits = sim_calls("cuMemHostAlloc");
+        OK(galloc_pool_trim(pool, 0, NULL));
+        if (ended == 2) EXPECT_EQ(sim_calls("cuMemHostAlloc") - waits, 2); /* one of its own context */
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        EXPECT_EQ(sim_stream_done(t[0]), 1);
+        if (ended != 1) EXPECT_EQ(sim_stream_done(t[1]), 1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* A captured stream brings a context that the host has no memory to note: the request is refused. */
+TEST(a_captured_stream_of_a_context_that_cannot_be_noted_is_refused)
+{
+    cudaError_t error = cudaErrorMemoryAllocation;
+    for (int nth = 1; error && EXPECT(nth < 100); nth++) {
+        begin_devices(1, SIM_PACE_STILL);
+        CUcontext own = primary(0), other = context_new(0);
+        galloc_pool *pool = pool_of("", 0);
+        OK(galloc_pool_reserve(pool, MIB(4)));
+        cudaStream_t t = stream_in(other);
+        cudaGraph_t graph = NULL;
+        void *p = NULL;
+        enter(other);
+        OK(cudaStreamBeginCapture(t, cudaStreamCaptureModeRelaxed));
+        sim_fail_malloc(nth, 0);
+        error = galloc_pool_malloc(pool, &p, MIB(2), t);
+        EXPECT_EQ(error != cudaSuccess, sim_failed_mallocs() > 0);
+        sim_fail_malloc(0, 0);
+        OK(galloc_free(p, t));
+        OK(cudaStreamEndCapture(t, &graph));
+        OK(cudaGraphDestroy(graph));
+        enter(own);
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* ---- the driver's pool ------------------------------------------------------------------------------------------- */
 
 /* Blocks of cudaMallocAsync may be had and freed on streams of any context, and the pool outlives each of them. */
@@ -1299,6 +1364,30 @@ TEST(pinned_memory_of_a_context_that_was_reset_is_not_given_back)
         EXPECT_EQ(sim_calls("cuMemFreeHost") - freed, made + round);
     }
     pool_end(pool);
+    finish();
+}
+
+static int resets_left;
+
+static void reset_before_the_free(const char *function)
+{
+    if (!resets_left || strcmp(function, "cuMemFreeHost")) return;
+    resets_left = 0;
+    reset(0);
+}
+
+/* The context is reset while the pool ends: memory that the driver does not know any more is nothing to free. */
+TEST(pinned_memory_of_a_context_that_is_reset_meanwhile_is_gone)
+{
+    begin_devices(1, SIM_PACE_PROMPT);
+    galloc_pool *pool = pool_of("debug:guards", 0);
+    EXPECT(sim_calls("cuMemHostAlloc") > 0);
+    resets_left = 1;
+    sim_hook(reset_before_the_free, NULL);
+    cudaError_t error = galloc_pool_destroy(pool);
+    sim_hook(NULL, NULL);
+    EXPECT_EQ(resets_left, 0);
+    EXPECT_EQ(error, cudaSuccess);
     finish();
 }
 

@@ -1060,6 +1060,37 @@ TEST(the_first_call_comes_after_the_driver)
     sim_stop();
 }
 
+/* The driver goes while a call records an event: that call succeeds, and no stream cache serves a request after it. */
+static void exit_before_the_record(const char *function)
+{
+    if (!strcmp(function, "cuEventRecord")) sim_driver_exit();
+}
+
+TEST(the_driver_goes_in_the_middle_of_a_free)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    config.stream_check = 0;
+    galloc_pool *pool = pool_new(&config);
+    void *p[8], *q = get(pool, 512, t), *none = NULL;
+    for (int i = 0; i < 8; i++) p[i] = get(pool, 4096, s);
+    inside_ask_for_event(pool, stream_id(s));
+    sim_hook(exit_before_the_record, NULL);
+    OK(galloc_free(p[0], s));
+    sim_hook(NULL, NULL);
+    for (int i = 1; i < 8; i++) OK(galloc_free(p[i], s));
+    OK(galloc_free(q, t));
+    FAILS(galloc_pool_malloc(pool, &none, 512, t), gone);
+    FAILS(galloc_pool_malloc(pool, &none, 4096, s), gone);
+    EXPECT(none == NULL);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_pool_destroy(pool));
+    OK(galloc_shutdown());
+    EXPECT_EQ(sim_malloc_live(), 0);
+    sim_stop();
+}
+
 TEST(every_call_once_the_driver_is_gone)
 {
     static const char *const settings[] = {"expandable_segments:True", "expandable_segments:False", "like:pytorch",
@@ -1587,6 +1618,46 @@ TEST(a_refused_segment_goes_with_the_reset)
     }
 }
 
+/* The driver has given a segment for which the host has no memory, and does not take it back. It goes with a reset, or
+   once the driver is gone with the pool. */
+TEST(a_segment_that_could_not_be_described_goes_with_the_context)
+{
+    for (int exits = 0; exits < 2; exits++) {
+        cudaError_t error = cudaErrorMemoryAllocation;
+        size_t bytes = GIB(25 + 5 * exits); /* addresses of which nothing is known yet */
+        for (int nth = 1; error && EXPECT(nth < 100); nth++) {
+            begin();
+            cudaStream_t s = stream_new();
+            galloc_pool *pool = pool_expandable(0);
+            void *p = NULL;
+            sim_fail_malloc(nth, 1);
+            sim_fail("cuMemFree", 1, 1, cudaErrorUnknown);
+            error = galloc_pool_malloc(pool, &p, bytes, s);
+            sim_fail_malloc(0, 0);
+            sim_fail_clear();
+            EXPECT_EQ(p == NULL, error != cudaSuccess);
+            OK(galloc_free(p, s));
+            EXPECT_EQ(galloc_pool_check(pool), 0);
+            if (exits) {
+                sim_driver_exit();
+                OK(galloc_pool_destroy(pool));
+                OK(galloc_shutdown());
+                EXPECT_EQ(sim_malloc_live(), 0);
+                sim_stop();
+                continue;
+            }
+            OK(cudaDeviceReset());
+            s = stream_new();
+            OK(galloc_free(get(pool, MIB(30), s), s));
+            OK(galloc_pool_trim(pool, 0, NULL));
+            EXPECT_EQ(stats_of(pool).reserved.current, 0);
+            expect_healthy(pool, 1);
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
 /* What can never be had is refused at once. */
 TEST(nobody_waits_for_more_than_there_is)
 {
@@ -1877,6 +1948,49 @@ TEST(a_thread_needs_no_context)
     sim_forget_context();
     OK(galloc_pool_trim(pool, 0, NULL));
     sim_forget_context();
+    pool_end(pool);
+    finish();
+}
+
+/* A thread has no context, and the runtime does not give it one: the call fails with the runtime's error. */
+TEST(a_thread_that_gets_no_context_is_told_so)
+{
+    static const char *const calls[] = {"cudaGetDevice", "cudaSetDevice"};
+    for (int i = 0; i < 2; i++) {
+        begin();
+        galloc_pool *pool = pool_new(NULL);
+        void *p = NULL;
+        sim_forget_context();
+        sim_fail(calls[i], 1, 0, cudaErrorDevicesUnavailable);
+        FAILS(galloc_pool_malloc(pool, &p, 512, 0), cudaErrorDevicesUnavailable);
+        EXPECT_EQ(sim_failed(), 1);
+        EXPECT(p == NULL);
+        EXPECT(strstr(log_text, "no CUDA context for this thread") != NULL);
+        sim_fail_clear();
+        p = get(pool, 512, 0);
+        OK(galloc_free(p, 0));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* A driver that is too old, or that cannot begin, is named. */
+TEST(a_driver_that_cannot_serve_is_named)
+{
+    sim_options options = sim_defaults();
+    galloc_pool *pool = NULL;
+    options.driver_version = 11080;
+    begin_with(options);
+    FAILS(galloc_pool_create(&pool, NULL), cudaErrorInsufficientDriver);
+    EXPECT(strstr(log_text, "it must be 12.0 or later") != NULL);
+    EXPECT_EQ(sim_malloc_live(), 0);
+    sim_stop();
+    begin();
+    sim_fail("cuInit", 1, 0, cudaErrorNoDevice);
+    FAILS(galloc_pool_create(&pool, NULL), cudaErrorNoDevice);
+    EXPECT(strstr(log_text, "cuInit") != NULL);
+    sim_fail_clear();
+    pool = pool_new(NULL);
     pool_end(pool);
     finish();
 }

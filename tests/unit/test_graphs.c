@@ -774,4 +774,32 @@ TEST(a_capture_of_one_group_goes_over_to_no_other)
     finish();
 }
 
+/* A group begins on the per-thread stream, and the first to allocate in the capture is a stream that joined it. */
+TEST(a_stream_that_joins_a_capture_of_the_per_thread_stream_is_of_its_group)
+{
+    begin();
+    cudaStream_t own = cudaStreamPerThread, s = stream_new();
+    galloc_pool *pool = pool_for(2);
+    galloc_graph *group = NULL;
+    void *p[2];
+    cudaGraph_t graph[2];
+    OK(galloc_graph_begin(&group, pool, own));
+    for (int i = 0; i < 2; i++) {
+        capture_begin(own);
+        order(own, s);
+        p[i] = pass(pool, s, 1);
+        order(s, own);
+        graph[i] = capture_end(own);
+    }
+    OK(galloc_graph_end(group));
+    EXPECT(p[0] == p[1]); /* graphs of one group share memory */
+    expect_room(pool, 1);
+    for (int i = 0; i < 2; i++) OK(cudaGraphDestroy(graph[i]));
+    OK(galloc_graph_release(group, s));
+    expect_room(pool, 2);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST_MAIN()

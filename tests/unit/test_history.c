@@ -748,13 +748,13 @@ TEST(tags_have_names)
     request.pool = pool;
     request.tag = 7;
     OK(galloc_tag_name(7, "weights"));
-    OK(galloc_tag_name(7, "kv \"cache\"\x01, of which more is said than a name can hold"));
+    OK(galloc_tag_name(7, "kv \"cache\"\x01, of which more is said than a\x7fname can hold"));
     OK(galloc_alloc(&p, &request));
     v = snapshot(pool, GALLOC_SNAPSHOT_PICKLE);
     frame = value_of(event_named(v, "alloc"), "frames")->first;
     EXPECT_EQ(number_of(frame, "line"), 7);
     EXPECT(!strcmp(text_of(frame, "filename"), "galloc"));
-    EXPECT(!strcmp(text_of(frame, "name"), "kv \"cache\"?, of which more is said than a name "));
+    EXPECT(!strcmp(text_of(frame, "name"), "kv \"cache\"?, of which more is said than a?name "));
     frame = value_of(value_of(value_of(v, "segments")->first, "blocks")->first, "frames")->first;
     EXPECT_EQ(number_of(frame, "line"), 7);
     value_free(v);
@@ -763,6 +763,7 @@ TEST(tags_have_names)
     EXPECT_EQ(galloc_tag_name(100, "x"), cudaErrorMemoryAllocation);
     OK(galloc_tag_name(70, "y"));
     OK(galloc_tag_name(100, NULL));
+    OK(galloc_tag_name(100, ""));
     OK(galloc_tag_name(7, ""));
     OK(galloc_tag_name(100, "x"));
     v = snapshot(pool, GALLOC_SNAPSHOT_JSON);

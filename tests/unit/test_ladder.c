@@ -2298,4 +2298,30 @@ TEST(the_cause_is_that_of_the_last_attempt)
     finish();
 }
 
+static int asks_once_more(const galloc_report *report, void *user)
+{
+    (void)user;
+    return report->rounds == 0;
+}
+
+/* galloc_pool_reserve runs out, on_oom asks for another attempt: there is no stream whose cache it could look into. */
+TEST(on_oom_may_ask_again_for_a_reserve)
+{
+    begin();
+    galloc_config config = config_limit(MIB(16));
+    galloc_pool *pool = pool_new(&config);
+    galloc_callbacks callbacks = {0};
+    void *p = get(pool, MIB(10), 0);
+    callbacks.on_oom = asks_once_more;
+    OK(galloc_pool_set_callbacks(pool, &callbacks));
+    EXPECT_EQ(galloc_pool_reserve(pool, MIB(12)), cudaErrorMemoryAllocation);
+    galloc_report report;
+    OK(galloc_oom_report(&report));
+    EXPECT_EQ(report.rounds, 1);
+    expect_healthy(pool, 1);
+    OK(galloc_free(p, 0));
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

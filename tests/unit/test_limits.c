@@ -886,6 +886,36 @@ TEST(growth_does_not_stand_in_the_way_of_the_limit)
     finish();
 }
 
+static galloc_pool *lowered;
+
+static void lower_the_limit(const char *function)
+{
+    if (!strcmp(function, "cuMemAlloc")) inside_set_memory_limit(lowered, MIB(20));
+}
+
+/* The driver refuses a segment of the usual size while the limit is lowered: a smaller one would exceed the limit. */
+TEST(a_smaller_segment_is_within_the_limit_that_was_lowered_meanwhile)
+{
+    begin();
+    galloc_config config = config_of_kind(0);
+    config.memory_limit = MIB(64);
+    galloc_pool *pool = lowered = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *p = get(pool, MIB(20), s);
+    sim_fail("cuMemAlloc", 1, 0, 0);
+    sim_hook(lower_the_limit, NULL);
+    expect_no_memory(pool, MIB(4), s);
+    sim_hook(NULL, NULL);
+    EXPECT_EQ(sim_failed(), 1);
+    EXPECT_EQ(sim_physical(0), MIB(20));
+    expect_healthy(pool, 1);
+    sim_fail_clear();
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* ---- collection -------------------------------------------------------------------------------------------------- */
 
 /* Calls that wait, or that hold up a stream. */
@@ -1075,6 +1105,63 @@ TEST(idle_memory_goes_by_its_age)
     OK(galloc_free(keep, s));
     pool_end(pool);
     finish();
+}
+
+/* Threads read the clock before they take turns: one that comes late is not taken for one from far ahead. */
+TEST(a_clock_that_goes_back_makes_nothing_old)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_collecting(GIB(1), 0, 30000000000);
+    void *keep = get(pool, MIB(2), s);
+    now_ns += 100000000000;
+    pass_frees(pool, 10, t);
+    OK(galloc_free(get(pool, MIB(40), s), s));
+    OK(cudaDeviceSynchronize());
+    now_ns += 5000000000;
+    pass_frees(pool, 10, t);
+    size_t before = held(pool);
+    now_ns -= 1000;
+    pass_frees(pool, 50, t);
+    EXPECT_EQ(stats_of(pool).collections, 0);
+    EXPECT_EQ(held(pool), before);
+    OK(galloc_free(keep, s));
+    pool_end(pool);
+    finish();
+}
+
+/* The call that is to give back what is idle meets a sticky error before: the driver would refuse to take it back. */
+TEST(nothing_goes_by_its_age_after_a_sticky_error)
+{
+    enum { FREES = 40 };
+    for (int n = 0; n < FREES; n++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_collecting(GIB(1), 0, 30000000000);
+        void *some[FREES];
+        for (int i = 0; i < FREES; i++) some[i] = get(pool, MIB(2), t);
+        OK(galloc_free(get(pool, MIB(40), s), s));
+        OK(cudaDeviceSynchronize());
+        for (int i = 0; i < 20; i++) {
+            now_ns += 1000000000;
+            pass_frees(pool, 2, t);
+        }
+        now_ns += 40000000000;
+        for (int i = 0; i < n; i++) OK(galloc_free(some[i], t));
+        long calls = memory_calls();
+        inside_ask_for_event(pool, stream_id(t));
+        sim_fail("cuEventRecord", 1, 0, cudaErrorIllegalAddress);
+        OK(galloc_free(some[n], t));
+        EXPECT_EQ(sim_failed(), 1);
+        sim_fail_clear();
+        EXPECT_EQ(memory_calls(), calls);
+        EXPECT_EQ(stats_of(pool).quarantined, 0);
+        OK(cudaDeviceReset());
+        (void)cudaGetLastError();
+        for (int i = n + 1; i < FREES; i++) OK(galloc_free(some[i], 0));
+        pool_end(pool);
+        finish();
+    }
 }
 
 /* Steady work looks at the clock all the time, and what it does not use goes by its age, soon after that. */

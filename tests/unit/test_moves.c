@@ -1286,6 +1286,51 @@ TEST(pages_return_after_a_return_that_the_host_had_no_memory_for)
     finish();
 }
 
+/* The same where a block has begun at each page before: only descriptors are missing, of blocks or of marks. */
+TEST(pages_return_after_a_return_that_lacked_descriptors)
+{
+    enum { MANY = 40 };
+    for (int marks = 0; marks < 2; marks++) {
+        begin_still();
+        cudaStream_t s = stream_new();
+        galloc_config config = frugal(SIZE_MAX, ALL);
+        config.growth = PAGE;
+        galloc_pool *pool = pool_new(&config);
+        void *first = get(pool, PAGE, s), *p = NULL, *one[MANY + 2];
+        for (int i = 0; i < MANY + 2; i++) one[i] = get(pool, PAGE, s);
+        for (int i = 0; i < MANY + 2; i++) OK(galloc_free(one[i], s));
+        void *many = get(pool, MANY * PAGE, s), *beside = get(pool, PAGE, s), *wall = get(pool, PAGE, s);
+        EXPECT(many == one[0] && wall == one[MANY + 1]);
+        OK(galloc_free(many, s));
+        void *more = get(pool, (MANY + 2) * PAGE, s);
+        EXPECT_EQ(stats_of(pool).moves, MANY);
+        OK(galloc_free(beside, s));
+        OK(galloc_free(more, s));
+        for (int i = 0; i < MANY + 2; i++) one[i] = get(pool, PAGE, s);
+        for (int i = 0; i < MANY + 2; i++) OK(galloc_free(one[i], s));
+        void *moved = get(pool, MANY * PAGE, s), *rest = get(pool, 2 * PAGE, s);
+        EXPECT(moved == more);
+        OK(galloc_free(moved, s));
+        if (marks) inside_drain_marks(pool);
+        else inside_drain_blocks(pool);
+        sim_fail_malloc(1, 1);
+        EXPECT_EQ(galloc_pool_malloc(pool, &p, (MANY + 1) * PAGE, s), cudaErrorMemoryAllocation);
+        EXPECT(sim_failed_mallocs() > 0);
+        sim_fail_clear();
+        sim_fail_malloc(0, 0);
+        expect_healthy(pool, 1);
+        p = get(pool, (MANY + 1) * PAGE, s);
+        EXPECT(p == many);
+        expect_healthy(pool, 1);
+        OK(galloc_free(p, s));
+        OK(galloc_free(rest, s));
+        OK(galloc_free(wall, s));
+        OK(galloc_free(first, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* Blocks of a page; then, again and again, every second one is freed, and half of memory is asked for in blocks twice
    as large. At the end nothing is live. */
 static void halving(galloc_pool *pool, cudaStream_t s, int pages, int rounds)

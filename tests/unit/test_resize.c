@@ -2089,6 +2089,33 @@ TEST(growing_needs_no_host_memory_late)
     }
 }
 
+/* Without host memory the pages of a freed room that cannot be kept for the next room are free memory. */
+TEST(a_room_is_freed_without_host_memory)
+{
+    begin_still();
+    galloc_config config = galloc_config_default();
+    config.growth = PAGE;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *wall = get(pool, 512, s), *p = get_growable(pool, 16 * PAGE, 64 * PAGE, s);
+    inside_drain_blocks(pool);
+    inside_drain_marks(pool);
+    sim_fail_malloc(1, 1);
+    OK(galloc_free(p, s));
+    EXPECT(sim_failed_mallocs() > 0);
+    sim_fail_malloc(0, 0);
+    EXPECT(inside_parked(pool) < 16 * PAGE);
+    expect_healthy(pool, 1);
+    long calls = memory_calls();
+    p = get(pool, 8 * PAGE, s);
+    EXPECT_EQ(memory_calls(), calls);
+    OK(galloc_free(p, s));
+    OK(galloc_free(wall, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* ---- vectors and caches at random -------------------------------------------------------------------------------- */
 
 enum { STREAMS = 4, THINGS = 24 };
@@ -2265,11 +2292,12 @@ TEST(growing_vectors_and_caches)
 static galloc_pool *mapped_pool;
 static cudaStream_t other_stream;
 static void *taken_in_map;
+static size_t taken_bytes = MIB(8);
 
 static void *allocates_meanwhile(void *user)
 {
     (void)user;
-    taken_in_map = get(mapped_pool, MIB(8), other_stream);
+    taken_in_map = get(mapped_pool, taken_bytes, other_stream);
     return NULL;
 }
 
@@ -2312,6 +2340,92 @@ TEST(a_room_is_whole_although_another_thread_allocates_in_on_map)
     pool_end(mapped_pool);
     stream_end(s);
     stream_end(other_stream);
+    finish();
+}
+
+enum { PLACES = 200 };
+static void *taken_places[PLACES];
+static int places_taken;
+
+/* Whatever is mapped, another thread's call takes the place of the room. */
+static void on_map_takes_the_place(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    static int within;
+    (void)addr, (void)bytes, (void)user;
+    if (within++ == 0 && places_taken < PLACES) {
+        pthread_t thread;
+        mapped_pool = pool;
+        EXPECT_EQ(pthread_create(&thread, NULL, allocates_meanwhile, NULL), 0);
+        EXPECT_EQ(pthread_join(thread, NULL), 0);
+        taken_places[places_taken++] = taken_in_map;
+    }
+    within--;
+}
+
+/* Other calls take each place that a room is made at. At last the request is refused: it does not go on for ever. */
+TEST(a_room_that_others_take_again_and_again_is_given_up)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    galloc_callbacks callbacks = {0};
+    galloc_request request = {0};
+    void *p = NULL;
+    config.growth = MIB(2);
+    galloc_pool *pool = pool_new(&config);
+    other_stream = stream_new();
+    places_taken = 0;
+    taken_bytes = MIB(64); /* what the rooms before it leave is smaller */
+    callbacks.on_map = on_map_takes_the_place;
+    OK(galloc_pool_set_callbacks(pool, &callbacks));
+    request.bytes = MIB(4);
+    request.max_bytes = MIB(64);
+    request.stream = s;
+    request.pool = pool;
+    if (galloc_alloc(&p, &request)) EXPECT(p == NULL);
+    taken_bytes = MIB(8);
+    EXPECT(places_taken >= 8 && places_taken < PLACES);
+    expect_healthy(pool, 1);
+    OK(galloc_free(p, s));
+    for (int i = 0; i < places_taken; i++) OK(galloc_free(taken_places[i], other_stream));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(other_stream);
+    finish();
+}
+
+static void on_map_drains_the_host(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    (void)addr, (void)bytes, (void)user;
+    inside_drain_blocks(pool);
+    sim_fail_malloc(1, 1);
+}
+
+/* While on_map runs, other calls use up the host's memory: the request is refused, and its pages are free. */
+TEST(a_request_that_on_map_leaves_no_host_memory_is_refused)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    galloc_callbacks callbacks = {0};
+    void *p = NULL;
+    config.growth = MIB(2);
+    galloc_pool *pool = pool_new(&config);
+    callbacks.on_map = on_map_drains_the_host;
+    OK(galloc_pool_set_callbacks(pool, &callbacks));
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(1) + 512, s), cudaErrorMemoryAllocation);
+    EXPECT(sim_failed_mallocs() > 0);
+    sim_fail_malloc(0, 0);
+    EXPECT(p == NULL);
+    EXPECT_EQ(stats_of(pool).blocks.current, 0);
+    expect_healthy(pool, 1);
+    OK(galloc_pool_set_callbacks(pool, NULL));
+    long calls = memory_calls();
+    p = get(pool, MIB(1) + 512, s);
+    EXPECT_EQ(memory_calls(), calls);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    stream_end(s);
     finish();
 }
 

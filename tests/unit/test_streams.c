@@ -1299,6 +1299,55 @@ TEST(stream_states_do_not_pile_up_while_a_pool_serves_all_from_its_cache)
     }
 }
 
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream;
+    void *block;
+} overtakes;
+
+static void free_and_record(const char *function)
+{
+    void *block = overtakes.block;
+    if (!block || strcmp(function, "cuEventRecord")) return;
+    overtakes.block = NULL;
+    inside_ask_for_event(overtakes.pool, stream_id(overtakes.stream));
+    OK(galloc_free(block, overtakes.stream));
+}
+
+/* A thread begins to record an event on a stream, another one records a later event there first, and an earlier one is
+   not done either. */
+TEST(an_event_that_is_overtaken_has_its_place)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p[3], *wall = get(pool, MIB(2), t);
+    for (int i = 0; i < 3; i++) p[i] = get_used(pool, MIB(2), s, 1);
+    inside_ask_for_event(pool, stream_id(s));
+    OK(galloc_free(p[0], s));
+    EXPECT_EQ(sim_calls("cuEventRecord"), 1);
+    put(s, p[1], MIB(2), 2);
+    inside_ask_for_event(pool, stream_id(s));
+    overtakes.pool = pool;
+    overtakes.stream = s;
+    overtakes.block = p[2];
+    sim_hook(free_and_record, NULL);
+    OK(galloc_free(p[1], s));
+    sim_hook(NULL, NULL);
+    EXPECT(overtakes.block == NULL);
+    EXPECT_EQ(sim_calls("cuEventRecord"), 3);
+    expect_healthy(pool, 1);
+    void *all = get_used(pool, MIB(6), t, 3);
+    sim_run(-1);
+    expect_healthy(pool, 1);
+    OK(galloc_free(all, t));
+    OK(galloc_free(wall, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* With so many streams a wait looks for abandoned ones: not again before there are more. */
 TEST(many_living_streams_are_waited_for_once)
 {
