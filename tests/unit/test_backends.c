@@ -1415,6 +1415,26 @@ TEST(memory_of_a_graph_that_never_ran_is_nothing_to_free)
     finish();
 }
 
+/* With a backend each block is one allocation, with like:pytorch, too: no segment as large as PyTorch's is needed. */
+TEST(a_refusal_of_a_backend_like_pytorch_names_no_segment)
+{
+    begin_still();
+    galloc_pool *pool = pool_of("like:pytorch,backend:cudaMalloc,memory_limit:64M");
+    cudaStream_t s = stream_new();
+    void *p = get(pool, MIB(60), s), *q = NULL;
+    galloc_report report;
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(6), s), cudaErrorMemoryAllocation);
+    OK(galloc_oom_report(&report));
+    EXPECT(strstr(report.cause, "needs a segment") == NULL);
+    EXPECT_EQ(report.largest_possible, MIB(4));
+    q = get(pool, MIB(4), s);
+    OK(galloc_free(q, s));
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 static pthread_barrier_t guest_stays;
 
 /* Reads the block on the thread's own default stream, and lives until it has been freed. */

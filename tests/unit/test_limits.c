@@ -1228,6 +1228,26 @@ TEST(use_beside_an_idle_page_does_not_keep_it)
     finish();
 }
 
+/* Nothing is created again of what is collected: then collections come as often as before. */
+TEST(collections_of_what_is_not_created_again_stay_frequent)
+{
+    enum { KEPT = 24 };
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_collecting(MIB(64), 0.25, UINT64_MAX);
+    void *p[KEPT];
+    for (int i = 0; i < KEPT; i++) p[i] = get(pool, MIB(2), s);
+    pass_frees(pool, 1, t);
+    for (int i = 0; i < KEPT; i++) {
+        OK(galloc_free(p[i], s));
+        OK(cudaDeviceSynchronize());
+        pass_frees(pool, 60, t);
+    }
+    EXPECT(held(pool) <= MIB(16));
+    pool_end(pool);
+    finish();
+}
+
 /* What is collected and at once created again is collected less and less often. */
 TEST(a_program_that_breathes_is_let_breathe)
 {

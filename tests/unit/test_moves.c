@@ -1331,6 +1331,52 @@ TEST(pages_return_after_a_return_that_lacked_descriptors)
     }
 }
 
+/* More pages were taken than are needed. One goes back, for which the host may have no memory: then it moves. */
+TEST(a_page_that_is_not_needed_moves_where_the_host_has_no_memory)
+{
+    for (int small_first = 0; small_first < 2; small_first++) {
+        long failed = 1, served = 0;
+        for (int nth = 1; failed && EXPECT(nth < 100); nth++) {
+            begin();
+            cudaStream_t s = stream_new();
+            galloc_config config = frugal(SIZE_MAX, ALL);
+            galloc_pool *pool = pool_new(&config);
+            /* Free memory: a page of 8 MiB and one of 2 MiB side by side, then another one of 8 MiB, `eight`. */
+            void *first = get(pool, PAGE, s), *small = get(pool, PAGE, s), *wall = get(pool, PAGE, s);
+            if (small_first) OK(galloc_free(small, s)); /* its page moves to the start of p */
+            void *p = get(pool, GIB(8) + PAGE, s), *behind = get(pool, PAGE, s);
+            void *eight = get(pool, MIB(8), s), *last = get(pool, PAGE, s);
+            OK(galloc_free(p, s));
+            void *part = get(pool, small_first ? MIB(8) + PAGE : GIB(8) - MIB(8), s), *rest = NULL;
+            EXPECT(part == p);
+            p = NULL;
+            if (small_first) {
+                rest = get(pool, GIB(8) - MIB(8), s);
+                OK(galloc_free(part, s));
+            }
+            OK(galloc_free(eight, s));
+            size_t held = stats_of(pool).reserved.current;
+            uint64_t moved = stats_of(pool).moved_bytes;
+            sim_fail_malloc(nth, 0);
+            cudaError_t error = galloc_pool_malloc(pool, &p, MIB(12), s);
+            failed = sim_failed_mallocs();
+            sim_fail_malloc(0, 0);
+            EXPECT_EQ(p == NULL, error != cudaSuccess);
+            served += failed && !error;
+            EXPECT_EQ(stats_of(pool).reserved.current, held);
+            expect_healthy(pool, 1);
+            if (!failed) EXPECT_EQ(stats_of(pool).moved_bytes - moved, MIB(16));
+            OK(galloc_free(p, s));
+            expect_healthy(pool, 1);
+            void *used[] = {small_first ? rest : part, small_first ? NULL : small, first, wall, behind, last};
+            for (int i = 0; i < 6; i++) OK(galloc_free(used[i], s));
+            pool_end(pool);
+            finish();
+        }
+        EXPECT(served > 0);
+    }
+}
+
 /* Blocks of a page; then, again and again, every second one is freed, and half of memory is asked for in blocks twice
    as large. At the end nothing is live. */
 static void halving(galloc_pool *pool, cudaStream_t s, int pages, int rounds)
