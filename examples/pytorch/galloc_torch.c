@@ -4,7 +4,7 @@
    Use:    import galloc_torch; galloc_torch.install()     (galloc_torch.py; README.md beside this file has the rest)
 
    PyTorch passes the stream that a tensor was allocated for to each free, and other streams to record_stream. galloc
-   reuses memory in stream order by the same rule, so that each hook is one call of galloc. Two things need more:
+   reuses memory in stream order by the same rule, so that each hook is one call of galloc. Three things need more:
 
    - Out of memory. PyTorch does not look whether an allocation hook returned NULL. So galloc_hook_malloc throws
      PyTorch's own exception: torch.OutOfMemoryError with galloc's report as its text. This file is C; it makes the C++
@@ -14,6 +14,9 @@
      does not name the stream. The first allocation on a captured stream of the device tells the capture, and puts it
      into the pool's galloc_graph. While several captures with different pools are under way on one device, those that
      begin to allocate in this time get memory of their own.
+   - Several devices in one process. Mapped pages are accessible to their own device only, but PyTorch copies between
+     devices as if each could reach the other's memory, and its kernels write to a peer's. So each device's pages become
+     accessible to all other devices with a pool here that can be its peers (share_with).
 
    Threads: as galloc, any hook on any thread. No hook waits for the device, except galloc_hook_reset
    (torch.cuda.empty_cache) and an allocation that memory has run out for. */
@@ -196,6 +199,93 @@ static cudaError_t make_pool(galloc_pool **pool, int device)
     return galloc_pool_create(pool, &config);
 }
 
+/* Devices that may use the memory of the device, as a bit mask. Written with the lock, read without it. */
+static uint64_t peers[MAX_DEVICES];
+
+static void say_no_access(int device, int user)
+{
+    static int said;
+    if (!__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
+        (void)fprintf(stderr,
+                      "galloc_torch: device %d gets no access to some memory of device %d. With "
+                      "GALLOC_CONF=expandable_segments:False CUDA gives the access\n",
+                      user, device);
+}
+
+typedef CUresult (CUDAAPI *set_access_function)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
+
+/* cuMemSetAccess, or NULL. */
+static set_access_function find_set_access(void)
+{
+    static void *found; /* several threads may find it at once */
+    void *symbol = __atomic_load_n(&found, __ATOMIC_RELAXED);
+    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+    set_access_function function;
+    if (!symbol) {
+        cudaError_t err;
+#if CUDART_VERSION >= 12050
+        err = cudaGetDriverEntryPointByVersion("cuMemSetAccess", &symbol, 12000, cudaEnableDefault, &result);
+#else
+        err = cudaGetDriverEntryPoint("cuMemSetAccess", &symbol, cudaEnableDefault, &result);
+#endif
+        if (err != cudaSuccess) (void)cudaGetLastError();
+        if (result != cudaDriverEntryPointSuccess) symbol = NULL;
+        __atomic_store_n(&found, symbol, __ATOMIC_RELAXED);
+    }
+    memcpy(&function, &symbol, sizeof function);
+    return function;
+}
+
+/* on_map of a pool whose device has peers; `user` is its element of `peers`. A failure does not touch the allocation:
+   its own device can use the memory. */
+static void give_access(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    uint64_t mask = __atomic_load_n((uint64_t *)user, __ATOMIC_ACQUIRE);
+    set_access_function set_access = find_set_access();
+    CUmemAccessDesc access;
+    int i;
+    (void)pool;
+    memset(&access, 0, sizeof access);
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    for (i = 0; i < MAX_DEVICES; i++) {
+        access.location.id = i;
+        if (mask >> i & 1 && (!set_access || set_access((CUdeviceptr)(uintptr_t)addr, bytes, &access, 1)))
+            say_no_access((int)((uint64_t *)user - peers), i);
+    }
+}
+
+/* Adds a peer of the device, and lets the pool tell give_access of all pages, present and new. Memory of cudaMalloc
+   follows the peer access that PyTorch enables. [lock] */
+static void add_peer(int device, galloc_pool *pool, int peer)
+{
+    static const struct timespec moment = { 0, 100000 };
+    galloc_config config = galloc_config_default();
+    galloc_callbacks callbacks;
+    int can = 0;
+    cudaError_t err;
+    if (cudaDeviceCanAccessPeer(&can, peer, device) != cudaSuccess) (void)cudaGetLastError(), can = 0;
+    if (!can || galloc_pool_config(pool, &config) != cudaSuccess || !config.expandable_segments) return;
+    __atomic_store_n(&peers[device], peers[device] | (uint64_t)1 << peer, __ATOMIC_RELEASE);
+    memset(&callbacks, 0, sizeof callbacks);
+    callbacks.on_map = give_access;
+    callbacks.user = &peers[device];
+    /* Refused while another thread is in give_access, which waits for nothing. */
+    while ((err = galloc_pool_set_callbacks(pool, &callbacks)) == cudaErrorNotPermitted) (void)nanosleep(&moment, NULL);
+    if (err != cudaSuccess) say_no_access(device, peer);
+}
+
+/* The device gets its pool: it and each device that has one become peers. [lock] */
+static void share_with(int device, galloc_pool *pool)
+{
+    int i;
+    for (i = 0; i < MAX_DEVICES; i++) {
+        if (!pools[i] || i == device) continue;
+        add_peer(i, pools[i], device);
+        add_peer(device, pool, i);
+    }
+}
+
 /* The pool of a device. NULL, with an error: GALLOC_CONF is wrong, or the device is. */
 static galloc_pool *pool_of(int device, cudaError_t *err)
 {
@@ -209,6 +299,7 @@ static galloc_pool *pool_of(int device, cudaError_t *err)
     pool = pools[device];
     if (!pool) {
         *err = make_pool(&pool, device);
+        if (*err == cudaSuccess) share_with(device, pool);
         if (*err == cudaSuccess) __atomic_store_n(&pools[device], pool, __ATOMIC_RELEASE);
         else pool = NULL;
     }

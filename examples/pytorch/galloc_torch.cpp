@@ -324,6 +324,15 @@ public:
         return stats;
     }
 
+    /* Where a device cannot use the memory of the other one, only a copy that names both devices reaches it. */
+    cudaError_t memcpyAsync(void *to, int to_device, const void *from, int from_device, size_t bytes,
+                            cudaStream_t stream, bool has_peer_access) override
+    {
+        if (has_peer_access || to_device == from_device)
+            return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+        return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
+    }
+
     void resetAccumulatedStats(c10::DeviceIndex device) override
     {
         each(device, [](auto &stat) { reset_total(stat); });

@@ -56,7 +56,7 @@ void c10::reportOutOfMemoryToProfiler(int64_t size, size_t allocated, size_t res
 static void begin()
 {
     sim_options options = sim_defaults();
-    options.devices = 2;
+    options.devices = 3;
     options.pace = SIM_PACE_STILL;
     options.memory = MiB(1024);
     EXPECT_EQ(sim_start(&options), 0);
@@ -157,6 +157,32 @@ TEST(counters_count)
     EXPECT_EQ(current->getDeviceStats(0).active[0].current, 0);
     current->resetPeakStats(0);
     EXPECT_EQ(current->getDeviceStats(0).allocated_bytes[0].peak, 0);
+}
+
+static void *get_on(int device, size_t bytes)
+{
+    OK(cudaSetDevice(device));
+    void *p = get(bytes);
+    OK(cudaMemsetAsync(p, 1, bytes, nullptr));
+    OK(cudaDeviceSynchronize());
+    OK(cudaSetDevice(0));
+    return p;
+}
+
+/* PyTorch says with each copy whether the device of the source may use the other one's memory. */
+TEST(memory_is_copied_between_devices_with_and_without_peer_access)
+{
+    void *here = get_on(0, MiB(1)), *peer = get_on(1, MiB(1)), *apart;
+    sim_fail("cudaDeviceCanAccessPeer", 1, 1, cudaErrorInvalidDevice);
+    apart = get_on(2, MiB(1));
+    sim_fail_clear();
+    OK(current->memcpyAsync(peer, 1, here, 0, MiB(1), nullptr, true));
+    OK(current->memcpyAsync(here, 0, peer, 1, MiB(1), nullptr, true));
+    OK(current->memcpyAsync(apart, 2, here, 0, MiB(1), nullptr, false));
+    OK(current->memcpyAsync(here, 0, apart, 2, MiB(1), nullptr, false));
+    OK(current->memcpyAsync(static_cast<char *>(here) + MiB(1) / 2, 0, here, 0, MiB(1) / 2, nullptr, false));
+    OK(cudaDeviceSynchronize());
+    for (void *p : {here, peer, apart}) give(p);
 }
 
 static std::shared_ptr<c10::GatheredContext> stack() { return std::make_shared<c10::GatheredContext>(); }
@@ -273,7 +299,7 @@ TEST(nothing_is_left)
 {
     sim_run(-1);
     static_cast<Pluggable &>(*current).emptyCache();
-    for (int device = 0; device < 2; device++) EXPECT_EQ(sim_physical(device), 0);
+    for (int device = 0; device < 3; device++) EXPECT_EQ(sim_physical(device), 0);
     for (long i = 0; sim_finding(i); i++) printf("    found: %s\n", sim_finding(i));
     EXPECT_EQ(sim_findings(SIM_ANY), 0);
     OK(cudaPeekAtLastError());

@@ -1,10 +1,12 @@
 /* torch_host.cpp LIBRARY [TEXT] - calls the hooks of libgalloc_torch.so as PyTorch does: through std::function, with
    its types, and with its exceptions, on the simulated device. Runs the tests whose names contain TEXT. */
 
+#include <atomic>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <functional>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "c10_error.h"
@@ -57,6 +59,7 @@ static int (*held_of)(int, size_t *, size_t *, size_t *, size_t *);
 
 static const char *library_path;
 static void *library;
+static int devices_there;
 
 template <class Function> static void hook(std::function<Function> &to, const char *name)
 {
@@ -69,7 +72,7 @@ template <class Function> static void hook(std::function<Function> &to, const ch
 static void begin(int devices, int pace, const char *conf)
 {
     sim_options options = sim_defaults();
-    options.devices = devices;
+    options.devices = devices_there = devices;
     options.pace = pace;
     options.memory = MiB(1024);
     if (conf) setenv("GALLOC_CONF", conf, 1);
@@ -100,7 +103,7 @@ static void finish()
 {
     sim_run(-1);
     torch_reset();
-    for (int device = 0; device < 2; device++) EXPECT_EQ(sim_physical(device), 0);
+    for (int device = 0; device < devices_there; device++) EXPECT_EQ(sim_physical(device), 0);
     for (long i = 0; sim_finding(i); i++) printf("    found: %s\n", sim_finding(i));
     EXPECT_EQ(sim_findings(SIM_ANY), 0);
     OK(cudaPeekAtLastError());
@@ -290,6 +293,134 @@ TEST(a_default_stream_is_recorded_for_the_device_of_the_tensor)
     EXPECT(q != p);
     torch_free(q, MiB(4), 1, stream);
     finish();
+}
+
+/* As PyTorch copies a tensor to another device, and back. */
+static cudaError_t copy(int source, void *to, const void *from, size_t bytes)
+{
+    OK(cudaSetDevice(source));
+    cudaError_t err = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, nullptr);
+    if (err) EXPECT_EQ(cudaGetLastError(), err);
+    OK(cudaDeviceSynchronize());
+    OK(cudaSetDevice(0));
+    return err;
+}
+
+/* A kernel of the device writes the memory. */
+static void write_from(int device, void *p, size_t bytes)
+{
+    OK(cudaSetDevice(device));
+    put(nullptr, p, bytes, 3);
+    OK(cudaDeviceSynchronize());
+    OK(cudaSetDevice(0));
+}
+
+TEST(devices_use_each_others_memory)
+{
+    begin(3, SIM_PACE_STILL, nullptr);
+    void *blocks[6];
+    for (int i = 0; i < 6; i++) blocks[i] = torch_malloc(MiB(30), i % 3, nullptr); /* before and after the others */
+    for (int i = 0; i < 6; i++)
+        for (int user = 0; user < 3; user++) write_from(user, blocks[i], MiB(30));
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j < 6; j++)
+            if (i != j) OK(copy(i, blocks[j], blocks[i], MiB(30)));
+    for (int i = 0; i < 6; i++) torch_free(blocks[i], MiB(30), i % 3, nullptr);
+    finish();
+}
+
+static long calls_of_one_device(int devices, const char *call)
+{
+    begin(devices, SIM_PACE_STILL, nullptr);
+    void *p = torch_malloc(MiB(100), devices - 1, nullptr);
+    long calls = sim_calls(call);
+    torch_free(p, MiB(100), devices - 1, nullptr);
+    finish();
+    return calls;
+}
+
+/* One process for each device, which sees them all. */
+TEST(a_process_that_uses_one_device_pays_nothing_for_the_others)
+{
+    EXPECT_EQ(calls_of_one_device(8, "cudaDeviceCanAccessPeer"), 0);
+    EXPECT_EQ(calls_of_one_device(8, "cuMemSetAccess"), calls_of_one_device(1, "cuMemSetAccess"));
+}
+
+TEST(devices_that_cannot_be_peers_have_their_memory)
+{
+    begin(2, SIM_PACE_STILL, nullptr);
+    sim_fail("cudaDeviceCanAccessPeer", 1, 1, cudaErrorInvalidDevice);
+    void *p = torch_malloc(MiB(30), 0, nullptr), *q = torch_malloc(MiB(30), 1, nullptr);
+    sim_fail_clear();
+    OK(cudaPeekAtLastError());
+    write_from(0, p, MiB(30));
+    write_from(1, q, MiB(30));
+    EXPECT_EQ(copy(0, q, p, MiB(30)), cudaErrorInvalidValue); /* as README.md of the adaptor says */
+    torch_free(p, MiB(30), 0, nullptr);
+    torch_free(q, MiB(30), 1, nullptr);
+    finish();
+}
+
+TEST(a_refusal_of_access_loses_no_allocation)
+{
+    for (long nth = 1; nth < 40; nth++) {
+        begin(2, SIM_PACE_STILL, nullptr);
+        void *p = torch_malloc(MiB(30), 0, nullptr), *q;
+        sim_fail("cuMemSetAccess", nth, 0, cudaErrorNotSupported);
+        q = torch_segment(MiB(30), 1, nullptr);
+        sim_fail_clear();
+        if (nth <= 15) EXPECT(q); /* for the pages of device 0 */
+        if (q) write_from(1, q, MiB(30));
+        write_from(0, p, MiB(30));
+        torch_free(p, MiB(30), 0, nullptr);
+        if (q) torch_free(q, MiB(30), 1, nullptr);
+        finish();
+    }
+}
+
+/* Memory of cudaMalloc follows the driver's own peer access, which PyTorch enables. */
+TEST(devices_use_each_others_memory_of_cuda_malloc)
+{
+    for (const char *conf : {"expandable_segments:False,log:off", "backend:cudaMalloc,log:off"}) {
+        begin(2, SIM_PACE_STILL, conf);
+        void *p = torch_malloc(MiB(30), 0, nullptr), *q = torch_malloc(MiB(30), 1, nullptr);
+        OK(cudaDeviceEnablePeerAccess(1, 0));
+        write_from(0, p, MiB(30));
+        OK(copy(0, q, p, MiB(30)));
+        EXPECT_EQ(sim_calls("cuMemSetAccess"), 0);
+        torch_free(p, MiB(30), 0, nullptr);
+        torch_free(q, MiB(30), 1, nullptr);
+        finish();
+    }
+}
+
+/* A further device is used while another thread maps pages. */
+TEST(devices_are_added_while_pages_are_mapped)
+{
+    for (int round = 0; round < 20; round++) {
+        begin(3, SIM_PACE_STILL, nullptr);
+        std::atomic<int> state(0);
+        void *blocks[3] = {nullptr, torch_malloc(MiB(4), 1, nullptr), nullptr};
+        std::thread mapper([&] {
+            while (state < 2) {
+                blocks[0] = torch_malloc(MiB(100), 0, nullptr);
+                if (state == 0) state = 1;
+                if (state == 1) torch_free(blocks[0], MiB(100), 0, nullptr), torch_reset();
+                else break;
+                blocks[0] = nullptr;
+            }
+        });
+        while (state == 0) std::this_thread::yield();
+        blocks[2] = torch_malloc(MiB(4), 2, nullptr);
+        state = 2;
+        mapper.join();
+        if (!blocks[0]) blocks[0] = torch_malloc(MiB(100), 0, nullptr);
+        for (int user = 0; user < 3; user++) write_from(user, blocks[0], MiB(100));
+        torch_free(blocks[0], MiB(100), 0, nullptr);
+        torch_free(blocks[1], MiB(4), 1, nullptr);
+        torch_free(blocks[2], MiB(4), 2, nullptr);
+        finish();
+    }
 }
 
 /* The text of the exception with which an allocation on device 0 fails. */

@@ -93,6 +93,7 @@ struct CUDAAllocator {
     virtual void beginAllocateToPool(DeviceIndex, MempoolId_t, std::function<bool(cudaStream_t)>) = 0;
     virtual void endAllocateToPool(DeviceIndex, MempoolId_t) = 0;
     virtual void releasePool(DeviceIndex, MempoolId_t) = 0;
+    virtual cudaError_t memcpyAsync(void *, int, const void *, int, size_t, cudaStream_t, bool) = 0;
     C10_UNSUPPORTED(double, getMemoryFraction(DeviceIndex))
     C10_UNSUPPORTED(void, cacheInfo(DeviceIndex, size_t *))
     C10_UNSUPPORTED(DeviceStats, getDeviceStats(DeviceIndex))
@@ -148,6 +149,10 @@ struct CUDAPluggableAllocator : c10::cuda::CUDACachingAllocator::CUDAAllocator {
     }
     void endAllocateToPool(c10::DeviceIndex device, MempoolId_t id) override { end_(device, id); }
     void releasePool(c10::DeviceIndex device, MempoolId_t id) override { release_(device, id); }
+    cudaError_t memcpyAsync(void *to, int, const void *from, int, size_t bytes, cudaStream_t stream, bool) override
+    {
+        return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+    }
     void emptyCache() { reset_(); }
 
 private:
