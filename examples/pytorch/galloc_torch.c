@@ -530,14 +530,18 @@ HOOK void *galloc_hook_segment(size_t size, int device, cudaStream_t stream)
     return p;
 }
 
-/* tensor.record_stream(stream). A default stream is the one of the tensor's device. */
+/* tensor.record_stream(stream). A default stream is the one of the tensor's device. As in PyTorch's own allocator,
+   nothing happens for an empty tensor, whose address is NULL, and for memory of others. */
 HOOK void galloc_hook_record_stream(void *ptr, cudaStream_t stream)
 {
     galloc_pointer info;
     int before = -1;
     cudaError_t err;
-    if (is_default(stream) && galloc_pointer_info(ptr, &info) == cudaSuccess && info.state == GALLOC_STATE_USED)
-        before = enter(info.device);
+    if (!ptr) return;
+    if (galloc_pointer_info(ptr, &info) == cudaSuccess) {
+        if (info.state == GALLOC_STATE_FOREIGN) return;
+        if (info.state == GALLOC_STATE_USED && is_default(stream)) before = enter(info.device);
+    }
     err = galloc_record_stream(ptr, stream);
     leave(before);
     if (err != cudaSuccess) throw_failure(err, 0, 0);

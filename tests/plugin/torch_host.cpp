@@ -295,6 +295,27 @@ TEST(a_default_stream_is_recorded_for_the_device_of_the_tensor)
     finish();
 }
 
+/* PyTorch passes the address of each tensor on: NULL for an empty one, also memory that another library made. */
+TEST(a_stream_is_recorded_for_memory_of_galloc_only)
+{
+    begin(1, SIM_PACE_STILL, nullptr);
+    cudaStream_t stream = stream_new();
+    void *foreign = nullptr, *p = torch_malloc(MiB(4), 0, nullptr);
+    int on_host = 0, caught = 0;
+    OK(cudaMalloc(&foreign, 1000));
+    for (cudaStream_t each : {stream, cudaStream_t(nullptr)})
+        for (void *ptr : {torch_malloc(0, 0, nullptr), foreign, static_cast<void *>(&on_host)}) torch_record(ptr, each);
+    torch_free(p, MiB(4), 0, nullptr);
+    try {
+        torch_record(p, stream); /* a mistake of the caller */
+    } catch (const c10::Error &) {
+        caught = 1;
+    }
+    EXPECT(caught);
+    OK(cudaFree(foreign));
+    finish();
+}
+
 /* As PyTorch copies a tensor to another device, and back. */
 static cudaError_t copy(int source, void *to, const void *from, size_t bytes)
 {
