@@ -630,16 +630,40 @@ HOOK void galloc_hook_capture_ended(int device, unsigned long long capture) { gr
 
 /* ---- for galloc_torch.py ----------------------------------------------------------------------------------------- */
 
+/* What galloc's counters have lost by resets of the peaks, which set its counts and totals to zero as well. */
+typedef struct past {
+    uint64_t failures, moves, moved_bytes, waits, released;
+    size_t reserved;
+    size_t most_pages; /* number of pages at most, as far as it was seen since the reset */
+} past;
+
+static past pasts[MAX_DEVICES]; /* with the lock */
+
+/* Pages or segments that the driver has taken back. */
+static uint64_t released(const galloc_driver *calls) { return calls->release + calls->mem_free + calls->pool_free; }
+
+/* galloc's counters of a device, and their past. Returns the device's pool; NULL: it has none yet. [lock] */
+static galloc_pool *read_counters(int device, galloc_stats *stats, past **before)
+{
+    galloc_pool *pool = device < 0 || device >= MAX_DEVICES ? NULL : pools[device];
+    if (!pool || galloc_pool_stats(pool, stats) != cudaSuccess) return NULL;
+    *before = &pasts[device];
+    return pool;
+}
+
 /* The counters of a device as JSON, the names of torch.cuda.memory_stats() where they mean the same. Returns the number
    of bytes, or 0: there is no pool yet, or `size` does not suffice. */
 HOOK size_t galloc_hook_stats(int device, char *json, size_t size)
 {
     galloc_stats s;
-    galloc_pool *pool;
+    past *before, p;
+    const galloc_pool *pool;
     int n;
-    if (device < 0 || device >= MAX_DEVICES) return 0;
-    pool = __atomic_load_n(&pools[device], __ATOMIC_ACQUIRE);
-    if (!pool || galloc_pool_stats(pool, &s) != cudaSuccess) return 0;
+    (void)pthread_mutex_lock(&lock);
+    pool = read_counters(device, &s, &before);
+    if (pool) p = *before;
+    (void)pthread_mutex_unlock(&lock);
+    if (!pool) return 0;
     n = snprintf(json, size,
                  "{\"requested_bytes.all.current\": %zu, \"requested_bytes.all.peak\": %zu, "
                  "\"allocated_bytes.all.current\": %zu, \"allocated_bytes.all.peak\": %zu, "
@@ -648,30 +672,78 @@ HOOK size_t galloc_hook_stats(int device, char *json, size_t size)
                  "\"galloc.moves\": %llu, \"galloc.moved_bytes\": %llu, \"galloc.waits\": %llu, "
                  "\"galloc.graph_bytes\": %zu, \"galloc.free_bytes\": %zu, \"galloc.largest_free\": %zu}",
                  s.live.current, s.live.peak, s.allocated.current, s.allocated.peak, s.reserved.current,
-                 s.reserved.peak, s.blocks.current, s.blocks.peak, (unsigned long long)s.failures,
-                 (unsigned long long)s.moves, (unsigned long long)s.moved_bytes, (unsigned long long)s.waits,
-                 s.graph_bytes, s.free_bytes, s.largest_free);
+                 s.reserved.peak, s.blocks.current, s.blocks.peak, (unsigned long long)(s.failures + p.failures),
+                 (unsigned long long)(s.moves + p.moves), (unsigned long long)(s.moved_bytes + p.moved_bytes),
+                 (unsigned long long)(s.waits + p.waits), s.graph_bytes, s.free_bytes, s.largest_free);
     return n > 0 && (size_t)n < size ? (size_t)n : 0;
 }
 
-HOOK void galloc_hook_stats_reset(int device)
+static size_t count_pages(const galloc_stats *stats)
 {
-    galloc_pool *pool = device < 0 || device >= MAX_DEVICES ? NULL : __atomic_load_n(&pools[device], __ATOMIC_ACQUIRE);
-    if (pool) (void)galloc_pool_stats_reset(pool);
+    size_t pages = 0;
+    int i;
+    for (i = 0; i < GALLOC_PAGE_SIZES; i++) pages += stats->pages[i].count;
+    return pages;
 }
 
-/* For galloc_torch.cpp: bytes held now and at most, the number of pages, and the largest free block. Returns 0 when the
-   device has no pool yet. */
-HOOK int galloc_hook_held(int device, size_t *held, size_t *peak, size_t *pages, size_t *largest_free)
+/* Resets the peaks only. */
+HOOK void galloc_hook_stats_reset(int device)
 {
     galloc_stats s;
-    int i;
-    galloc_pool *pool = device < 0 || device >= MAX_DEVICES ? NULL : __atomic_load_n(&pools[device], __ATOMIC_ACQUIRE);
-    if (!pool || galloc_pool_stats(pool, &s) != cudaSuccess) return 0;
-    *held = s.reserved.current;
-    *peak = s.reserved.peak;
-    *pages = 0;
-    for (i = 0; i < GALLOC_PAGE_SIZES; i++) *pages += s.pages[i].count;
-    *largest_free = s.largest_free;
-    return 1;
+    past *p;
+    galloc_pool *pool;
+    (void)pthread_mutex_lock(&lock);
+    pool = read_counters(device, &s, &p);
+    if (pool && galloc_pool_stats_reset(pool) == cudaSuccess) {
+        p->failures += s.failures;
+        p->moves += s.moves;
+        p->moved_bytes += s.moved_bytes;
+        p->waits += s.waits;
+        p->released += released(&s.driver);
+        p->reserved += s.reserved.total;
+        p->most_pages = count_pages(&s);
+    }
+    (void)pthread_mutex_unlock(&lock);
+}
+
+/* As PyTorch counts: now, at most, and all that have come and gone. */
+typedef struct held_stat {
+    size_t current, peak, allocated, freed;
+} held_stat;
+
+typedef struct held {
+    held_stat bytes, pages;
+    size_t largest_free;
+} held;
+
+/* galloc does not count the most pages. They follow from the most bytes where all pages have one size, as they have
+   unless GALLOC_CONF names `growth`; otherwise they are estimated. */
+static void fill_held(held *to, const galloc_stats *s, past *p)
+{
+    size_t pages = count_pages(s), page_bytes = pages ? s->reserved.current / pages : (size_t)2 << 20;
+    size_t total = p->reserved + s->reserved.total;
+    if (page_bytes && p->most_pages < s->reserved.peak / page_bytes) p->most_pages = s->reserved.peak / page_bytes;
+    to->bytes.current = s->reserved.current;
+    to->bytes.peak = s->reserved.peak;
+    to->bytes.freed = total > s->reserved.current ? total - s->reserved.current : 0;
+    to->bytes.allocated = to->bytes.freed + s->reserved.current;
+    to->pages.current = pages;
+    to->pages.peak = p->most_pages;
+    to->pages.freed = (size_t)(p->released + released(&s->driver));
+    to->pages.allocated = to->pages.freed + pages;
+    to->largest_free = s->largest_free;
+}
+
+/* For galloc_torch.cpp: what a device holds. Returns 0, and zeros, when the device has no pool yet. */
+HOOK int galloc_hook_held(int device, held *to)
+{
+    galloc_stats s;
+    past *p;
+    const galloc_pool *pool;
+    memset(to, 0, sizeof *to);
+    (void)pthread_mutex_lock(&lock);
+    pool = read_counters(device, &s, &p);
+    if (pool) fill_held(to, &s, p);
+    (void)pthread_mutex_unlock(&lock);
+    return pool != NULL;
 }

@@ -36,8 +36,15 @@ struct galloc_pool_id {
 void galloc_hook_begin_allocate_to_pool(int, galloc_pool_id, void *);
 void galloc_hook_end_allocate_to_pool(int, galloc_pool_id);
 void galloc_hook_release_pool(int, galloc_pool_id);
-/* Bytes held now and at most, and the number of pages; 0: the device has no pool yet. */
-int galloc_hook_held(int device, size_t *held, size_t *peak, size_t *pages, size_t *largest_free);
+struct galloc_held_stat {
+    size_t current, peak, allocated, freed;
+};
+struct galloc_held {
+    galloc_held_stat bytes, pages;
+    size_t largest_free;
+};
+/* What the device holds: zeros, if it has no pool yet. */
+int galloc_hook_held(int device, galloc_held *held);
 void galloc_hook_stats_reset(int device);
 }
 
@@ -102,7 +109,7 @@ struct OpenPool {
 struct State {
     std::mutex mutex;
     std::unordered_map<void *, Block> blocks;
-    std::vector<DeviceStats> devices;
+    std::vector<DeviceStats> devices; /* of reserved_bytes and segment only the totals at the last reset of totals */
     std::vector<std::deque<TraceEntry>> history;
     std::vector<OutOfMemoryObserver> observers;
     std::vector<AllocatorTraceTracker> trackers;
@@ -168,14 +175,36 @@ template <class Change> void count(DeviceStats &stats, size_t bytes, Change chan
     }
 }
 
+galloc_held held_by(int device)
+{
+    galloc_held held;
+    (void)galloc_hook_held(device, &held);
+    return held;
+}
+
+/* Fills a counter whose totals are those at the last reset. */
+template <class Stat> void set_held(Stat &stat, const galloc_held_stat &held)
+{
+    stat.current = int64_t(held.current);
+    stat.peak = int64_t(held.peak);
+    stat.allocated = int64_t(held.allocated) - stat.allocated;
+    stat.freed = int64_t(held.freed) - stat.freed;
+}
+
+template <class Stat> void note_totals(Stat &stat, const galloc_held_stat &held)
+{
+    stat.allocated = int64_t(held.allocated);
+    stat.freed = int64_t(held.freed);
+}
+
 /* Tells the profiler of this thread, if there is one (torch.profiler with profile_memory=True). A free is told before
    another thread can get the address. */
 void tell_profiler(void *p, int64_t change, int device)
 {
     auto &s = state();
-    size_t allocated, held = 0, peak, pages, largest;
+    size_t allocated, held;
     if (!c10::memoryProfilingEnabled()) return;
-    (void)galloc_hook_held(device, &held, &peak, &pages, &largest);
+    held = held_by(device).bytes.current;
     {
         std::lock_guard<std::mutex> guard(s.mutex);
         allocated = size_t(s.device(device).allocated_bytes[0].current);
@@ -188,10 +217,9 @@ void tell_profiler(void *p, int64_t change, int device)
 void out_of_memory(size_t bytes, int device, cudaStream_t stream)
 {
     auto &s = state();
-    size_t free = 0, total = 0, held = 0, peak, pages, largest;
+    size_t free = 0, total = 0, held = held_by(device).bytes.current;
     std::vector<OutOfMemoryObserver> observers;
     (void)cudaMemGetInfo(&free, &total);
-    (void)galloc_hook_held(device, &held, &peak, &pages, &largest);
     Context context = gather(RecordContext::STATE);
     {
         std::lock_guard<std::mutex> guard(s.mutex);
@@ -303,24 +331,21 @@ public:
 
     void cacheInfo(c10::DeviceIndex device, size_t *largest) override
     {
-        size_t held, peak, pages, free = 0, total = 0;
+        size_t free = 0, total = 0;
         c10::cuda::CUDAGuard guard(device);
-        *largest = 0;
-        (void)galloc_hook_held(device, &held, &peak, &pages, largest);
+        *largest = held_by(device).largest_free;
         if (cudaMemGetInfo(&free, &total) == cudaSuccess && free > *largest) *largest = free;
     }
 
     DeviceStats getDeviceStats(c10::DeviceIndex device) override
     {
-        auto &s = state();
-        size_t held = 0, peak = 0, pages = 0, largest;
-        (void)galloc_hook_held(device, &held, &peak, &pages, &largest);
-        std::lock_guard<std::mutex> guard(s.mutex);
-        DeviceStats stats = s.device(device);
-        stats.reserved_bytes[0].current = int64_t(held);
-        stats.reserved_bytes[0].peak = int64_t(peak);
+        galloc_held held = held_by(device);
+        std::lock_guard<std::mutex> guard(state().mutex);
+        DeviceStats stats = state().device(device);
+        set_held(stats.reserved_bytes[0], held.bytes);
+        set_held(stats.segment[0], held.pages);
         stats.reserved_bytes[2] = stats.reserved_bytes[0]; /* a page holds tensors of any size */
-        stats.segment[0].current = stats.segment[2].current = int64_t(pages);
+        stats.segment[2] = stats.segment[0];
         return stats;
     }
 
@@ -328,16 +353,19 @@ public:
     cudaError_t memcpyAsync(void *to, int to_device, const void *from, int from_device, size_t bytes,
                             cudaStream_t stream, bool has_peer_access) override
     {
-        if (has_peer_access || to_device == from_device)
-            return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+        if (has_peer_access) return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
         return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
     }
 
     void resetAccumulatedStats(c10::DeviceIndex device) override
     {
         each(device, [](auto &stat) { reset_total(stat); });
+        galloc_held held = held_by(device);
         std::lock_guard<std::mutex> guard(state().mutex);
-        state().device(device).num_ooms = 0;
+        DeviceStats &stats = state().device(device);
+        stats.num_ooms = 0;
+        note_totals(stats.reserved_bytes[0], held.bytes);
+        note_totals(stats.segment[0], held.pages);
     }
 
     void resetPeakStats(c10::DeviceIndex device) override

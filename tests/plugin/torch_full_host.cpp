@@ -159,6 +159,78 @@ TEST(counters_count)
     EXPECT_EQ(current->getDeviceStats(0).allocated_bytes[0].peak, 0);
 }
 
+static void expect_sound(const Stat &before, const Stat &stat)
+{
+    EXPECT(stat.peak >= stat.current);
+    EXPECT_EQ(stat.allocated - before.allocated - (stat.freed - before.freed), stat.current - before.current);
+}
+
+static void expect_sound(const DeviceStats &before, const DeviceStats &stats)
+{
+    for (int k : {0, 2}) {
+        expect_sound(before.segment[k], stats.segment[k]);
+        expect_sound(before.reserved_bytes[k], stats.reserved_bytes[k]);
+    }
+}
+
+TEST(segments_and_reserved_bytes_have_peaks_and_totals)
+{
+    static_cast<Pluggable &>(*current).emptyCache();
+    current->resetPeakStats(0);
+    DeviceStats before = current->getDeviceStats(0), stats;
+    EXPECT_EQ(before.segment[0].current, 0);
+    EXPECT_EQ(before.segment[0].peak, 0);
+    void *p = get(MiB(20));
+    stats = current->getDeviceStats(0);
+    expect_sound(before, stats);
+    EXPECT_EQ(stats.segment[0].current, 10);
+    EXPECT_EQ(stats.segment[2].current, 10);
+    EXPECT_EQ(stats.segment[0].allocated - before.segment[0].allocated, 10);
+    EXPECT_EQ(stats.reserved_bytes[0].allocated - before.reserved_bytes[0].allocated, MiB(20));
+    EXPECT_EQ(stats.reserved_bytes[0].freed, before.reserved_bytes[0].freed);
+    give(p);
+    static_cast<Pluggable &>(*current).emptyCache();
+    stats = current->getDeviceStats(0);
+    expect_sound(before, stats);
+    EXPECT_EQ(stats.segment[0].peak, 10);
+    EXPECT_EQ(stats.segment[0].freed - before.segment[0].freed, 10);
+    EXPECT_EQ(stats.reserved_bytes[0].peak, MiB(20));
+    EXPECT_EQ(stats.reserved_bytes[0].freed - before.reserved_bytes[0].freed, MiB(20));
+}
+
+/* The totals go on after a reset of the peaks, and begin again with their own; the peaks the other way round. */
+TEST(peaks_and_totals_of_segments_are_reset_apart)
+{
+    void *p = get(MiB(20));
+    give(get(MiB(40)));
+    static_cast<Pluggable &>(*current).emptyCache();
+    EXPECT(fails(MiB(4000)));
+    DeviceStats before = current->getDeviceStats(0), stats;
+    current->resetPeakStats(0);
+    stats = current->getDeviceStats(0);
+    expect_sound(before, stats);
+    EXPECT_EQ(stats.num_ooms, 1);
+    EXPECT_EQ(stats.segment[0].peak, 10);
+    EXPECT_EQ(stats.reserved_bytes[0].peak, MiB(20));
+    EXPECT_EQ(stats.segment[0].freed, before.segment[0].freed);
+    EXPECT_EQ(stats.reserved_bytes[0].freed, before.reserved_bytes[0].freed);
+    give(get(MiB(40)));
+    current->resetAccumulatedStats(0);
+    stats = current->getDeviceStats(0);
+    EXPECT_EQ(stats.num_ooms, 0);
+    EXPECT_EQ(stats.segment[0].peak, stats.segment[0].current);
+    EXPECT_EQ(stats.segment[0].allocated, 0);
+    EXPECT_EQ(stats.segment[0].freed, 0);
+    EXPECT_EQ(stats.reserved_bytes[0].allocated, 0);
+    give(p);
+    static_cast<Pluggable &>(*current).emptyCache();
+    stats = current->getDeviceStats(0);
+    EXPECT(stats.segment[0].freed > 10);
+    EXPECT_EQ(stats.reserved_bytes[0].freed, stats.segment[0].freed * 2 << 20);
+    EXPECT_EQ(stats.segment[0].peak, stats.segment[0].freed);
+    current->resetAccumulatedStats(0);
+}
+
 static void *get_on(int device, size_t bytes)
 {
     OK(cudaSetDevice(device));

@@ -55,7 +55,11 @@ static std::function<void(int, cudaStream_t)> torch_end_2_1;
 static std::function<void(int, unsigned long long, MempoolId)> torch_begin_2_0;
 static std::function<void(int, unsigned long long)> torch_end_2_0;
 static size_t (*stats_text)(int, char *, size_t);
-static int (*held_of)(int, size_t *, size_t *, size_t *, size_t *);
+struct Held {
+    struct { size_t current, peak, allocated, freed; } bytes, pages;
+    size_t largest_free;
+};
+static int (*held_of)(int, Held *);
 
 static const char *library_path;
 static void *library;
@@ -95,8 +99,7 @@ static void begin(int devices, int pace, const char *conf)
     hook(torch_begin_2_0, "galloc_hook_capture_begin");
     hook(torch_end_2_0, "galloc_hook_capture_ended");
     stats_text = reinterpret_cast<size_t (*)(int, char *, size_t)>(dlsym(library, "galloc_hook_stats"));
-    held_of = reinterpret_cast<int (*)(int, size_t *, size_t *, size_t *, size_t *)>(
-        dlsym(library, "galloc_hook_held"));
+    held_of = reinterpret_cast<int (*)(int, Held *)>(dlsym(library, "galloc_hook_held"));
 }
 
 static void finish()
@@ -120,9 +123,9 @@ static cudaStream_t stream_new()
 
 static size_t held(int device)
 {
-    size_t now = 0, peak, pages, largest;
-    (void)held_of(device, &now, &peak, &pages, &largest);
-    return now;
+    Held now;
+    (void)held_of(device, &now);
+    return now.bytes.current;
 }
 
 static void put(cudaStream_t stream, void *p, size_t bytes, uint64_t tag)
@@ -186,11 +189,11 @@ TEST(pages_are_of_2_mib_unless_the_environment_names_a_size)
         {"log:off,growth_mb:16", 4}, {"log:off,growth:64M", 1}};
     for (const auto &each : cases) {
         begin(1, SIM_PACE_STILL, each.conf);
-        size_t now = 0, peak = 0, pages = 0, largest = 0;
+        Held now;
         void *p = torch_malloc(MiB(64), 0, nullptr);
-        EXPECT(held_of(0, &now, &peak, &pages, &largest));
-        EXPECT_EQ(now, MiB(64));
-        EXPECT_EQ(pages, each.pages);
+        EXPECT(held_of(0, &now));
+        EXPECT_EQ(now.bytes.current, MiB(64));
+        EXPECT_EQ(now.pages.current, each.pages);
         torch_free(p, MiB(64), 0, nullptr);
         finish();
     }
@@ -559,6 +562,54 @@ TEST(counters_are_json)
     EXPECT(text[0] == '{' && text[strlen(text) - 1] == '}');
     EXPECT_EQ(stats_text(0, text, 100), 0);
     torch_free(p, 1000, 0, nullptr);
+    finish();
+}
+
+/* A counter of galloc_torch.memory_stats() */
+static long counter(const char *name)
+{
+    char text[4096];
+    std::string key = std::string("\"") + name + "\": ";
+    if (!EXPECT(stats_text(0, text, sizeof text))) return -1;
+    const char *at = strstr(text, key.c_str());
+    return EXPECT(at) ? atol(at + key.size()) : -1;
+}
+
+TEST(a_reset_of_the_peaks_leaves_the_counts)
+{
+    begin(1, SIM_PACE_STILL, "log:off,memory_limit:64M");
+    auto reset = reinterpret_cast<void (*)(int)>(dlsym(library, "galloc_hook_stats_reset"));
+    for (int device : {-1, 0, 64}) reset(device); /* nothing allocated */
+    torch_free(torch_malloc(MiB(40), 0, nullptr), MiB(40), 0, nullptr);
+    for (int i = 1; i <= 3; i++) {
+        EXPECT(torch_segment(MiB(100), 0, nullptr) == nullptr);
+        reset(0);
+        EXPECT_EQ(counter("num_ooms"), i);
+        EXPECT_EQ(counter("requested_bytes.all.peak"), 0);
+    }
+    finish();
+}
+
+/* Two streams whose memory is short: waits are queued, pages move. */
+TEST(a_reset_of_the_peaks_leaves_the_counts_of_moves_and_waits)
+{
+    begin(1, SIM_PACE_STILL, "log:off,memory_limit:64M");
+    auto reset = reinterpret_cast<void (*)(int)>(dlsym(library, "galloc_hook_stats_reset"));
+    cudaStream_t a = stream_new(), b = stream_new();
+    void *blocks[8];
+    for (void *&block : blocks) block = torch_malloc(MiB(8), 0, a), put(a, block, MiB(8), 1);
+    torch_free(blocks[1], MiB(8), 0, a);
+    blocks[1] = torch_malloc(MiB(8), 0, b);
+    for (int i = 0; i < 8; i += 2) torch_free(blocks[i], MiB(8), 0, a);
+    void *large = torch_malloc(MiB(32), 0, b);
+    for (int i = 0; i < 2; i++) {
+        EXPECT_EQ(counter("galloc.moves"), 16);
+        EXPECT_EQ(counter("galloc.moved_bytes"), MiB(32));
+        EXPECT_EQ(counter("galloc.waits"), 1);
+        reset(0);
+    }
+    torch_free(large, MiB(32), 0, b);
+    for (int i = 1; i < 8; i += 2) torch_free(blocks[i], MiB(8), 0, i == 1 ? b : a);
     finish();
 }
 
