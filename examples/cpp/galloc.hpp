@@ -127,6 +127,27 @@ inline void give(void *p, cudaStream_t stream) noexcept
     twice([=] { return galloc_free(p, stream); });
 }
 
+inline bool is_legacy(cudaStream_t stream) noexcept
+{
+#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM)
+    return stream == cudaStreamLegacy;
+#else
+    return !stream || stream == cudaStreamLegacy;
+#endif
+}
+
+/* Frees a block as the libraries' own allocators do: a free on the legacy stream is work there, which comes after the
+   earlier work of blocking streams and before their later work. While a blocking stream is captured, it fails. */
+inline cudaError_t free_in_order(void *p, cudaStream_t stream) noexcept
+{
+    return is_legacy(stream) ? galloc_override_free(p, stream, GALLOC_OVERRIDE_ORDERED) : galloc_free(p, stream);
+}
+
+inline void give_in_order(void *p, cudaStream_t stream) noexcept
+{
+    twice([=] { return free_in_order(p, stream); });
+}
+
 /* Of n elements; more than there are addresses, which galloc refuses, where the product would overflow. */
 template <class T> std::size_t bytes_of(std::size_t n) noexcept
 {
@@ -196,7 +217,8 @@ private:
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
 /* Frees a block on a stream: work queued there before the end of the owner may still use it. If another stream uses the
-   block, order that work before this stream's, or call galloc_record_stream. */
+   block, order that work before this stream's, or call galloc_record_stream. As galloc_free, the end of an owner on the
+   legacy stream orders no blocking streams. */
 struct deleter {
     cudaStream_t stream;
     void operator()(void *p) const noexcept { detail::give(p, stream); }
@@ -408,6 +430,7 @@ inline int device_of(galloc_pool *pool)
 /* A memory resource: of a pool, or (no argument) of the default pool of the current device. It does not own the pool.
    It has the functions of both generations of cuda::mr: before CCCL 3.1 allocate(bytes, alignment) is synchronous and
    allocate_async has the stream last; since then allocate has the stream first, and allocate_sync is synchronous.
+   Memory that is freed on the legacy stream is ordered with blocking streams, by an event.
 
    Synchronous functions: memory may be used on any stream after allocation; the program has waited for its work before
    it deallocates. */
@@ -422,7 +445,7 @@ public:
     }
     void deallocate(::cuda::stream_ref stream, void *p, std::size_t, std::size_t = 256) noexcept
     {
-        detail::give(p, stream.get());
+        detail::give_in_order(p, stream.get());
     }
     void *allocate_sync(std::size_t bytes, std::size_t alignment = 256)
     {
@@ -494,7 +517,7 @@ private:
     /* noexcept where RMM demands it (since 25.10), which any release accepts. */
     void do_deallocate(void *p, std::size_t, rmm::cuda_stream_view stream) noexcept override
     {
-        detail::give(p, stream.value());
+        detail::give_in_order(p, stream.value());
     }
     bool do_is_equal(const rmm::mr::device_memory_resource &other) const noexcept override
     {
@@ -524,7 +547,8 @@ private:
 };
 
 /* The constructors and member functions of cub::CachingDeviceAllocator, which CCCL has deprecated. As there, DeviceFree
-   names no stream: the block is freed on the stream of its allocation, which must still exist. Differences: bins do not
+   names no stream: the block is freed on the stream of its allocation, which must still exist. On the legacy stream an
+   event is recorded, which orders blocking streams; while one is captured, the free fails. Differences: bins do not
    exist, so their arguments have no effect, and neither has `debug`, which the first constructor of older releases of
    CUB has as a sixth; `max_cached_bytes` is applied by SetMaxCachedBytes and by frees, to the default pool of the
    device, and returns whole pages; the default constructor sets no such bound. */
@@ -595,7 +619,7 @@ public:
             b = found->second;
             most = most_;
             detail::device_guard guard(b.device);
-            cudaError_t code = galloc_free(p, b.stream);
+            cudaError_t code = detail::free_in_order(p, b.stream);
             if (code != cudaSuccess) return code; /* the stream is kept for another try */
             blocks_.erase(found);
         } catch (const error &e) {

@@ -216,6 +216,90 @@ TEST(cub_s_allocator_remembers_the_stream)
     finish();
 }
 
+/* Gets memory on stream 0, which a blocking stream uses, frees it, gets it again for another one, and frees that. CUDA
+   orders the two if the free is work on the legacy stream. */
+template <class Get, class Free> static void use_on_blocking_streams(Get get, Free free)
+{
+    cudaStream_t a, b;
+    OK(cudaStreamCreate(&a));
+    OK(cudaStreamCreate(&b));
+    void *p = get(), *q;
+    put(a, p, MiB(4), 1);
+    free(p);
+    q = get();
+    EXPECT(q == p); /* at once */
+    put(b, q, MiB(4), 2);
+    free(q);
+    OK(cudaStreamDestroy(a));
+    OK(cudaStreamDestroy(b));
+}
+
+TEST(cub_s_allocator_orders_blocking_streams_by_stream_0)
+{
+    begin(2);
+    {
+        galloc::CachingDeviceAllocator cub;
+        for (cudaStream_t stream : {cudaStream_t(nullptr), cudaStreamLegacy})
+            use_on_blocking_streams(
+                [&] {
+                    void *p = nullptr;
+                    OK(cub.DeviceAllocate(&p, MiB(4), stream));
+                    return p;
+                },
+                [&](void *p) {
+                    OK(cudaSetDevice(1)); /* the legacy stream is that of the memory's device */
+                    OK(cub.DeviceFree(p));
+                    OK(cudaSetDevice(0));
+                });
+        sim_run(-1);
+    }
+    finish();
+}
+
+TEST(cub_s_allocator_records_no_event_on_other_streams)
+{
+    begin();
+    {
+        galloc::CachingDeviceAllocator cub;
+        galloc::stream stream;
+        void *p;
+        OK(cub.DeviceAllocate(&p, MiB(4), stream));
+        put(stream, p, MiB(4), 1);
+        OK(cub.DeviceFree(p));
+        EXPECT_EQ(sim_calls("cuEventRecord"), 0);
+        sim_run(-1);
+    }
+    finish();
+}
+
+/* An event on the legacy stream would end the capture. */
+TEST(cub_s_allocator_keeps_memory_of_stream_0_while_a_blocking_stream_is_captured)
+{
+    begin();
+    {
+        galloc::CachingDeviceAllocator cub;
+        galloc::stream apart;
+        cudaStream_t blocking;
+        cudaGraph_t graph = nullptr;
+        void *p, *q;
+        OK(cudaStreamCreate(&blocking));
+        OK(cub.DeviceAllocate(&p, MiB(4)));
+        OK(cub.DeviceAllocate(&q, MiB(4)));
+        OK(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeThreadLocal));
+        EXPECT(cub.DeviceFree(p) != cudaSuccess);
+        EXPECT_EQ(state_of(p), GALLOC_STATE_USED);
+        OK(cudaStreamEndCapture(blocking, &graph));
+        OK(cudaGraphDestroy(graph));
+        OK(cub.DeviceFree(p));
+        OK(cudaStreamBeginCapture(apart, cudaStreamCaptureModeGlobal));
+        OK(cub.DeviceFree(q));
+        OK(cudaStreamEndCapture(apart, &graph));
+        OK(cudaGraphDestroy(graph));
+        OK(cudaStreamDestroy(blocking));
+    }
+    finish();
+}
+
 /* The arguments of CUB's constructors; older releases have a sixth, `debug`. */
 static void cache_8_mib(galloc::CachingDeviceAllocator &cub)
 {
@@ -344,6 +428,18 @@ TEST(a_memory_resource_in_stream_order)
         q = resource.allocate(cuda::stream_ref(b.get()), 100, 4096);
         EXPECT_EQ(reinterpret_cast<uintptr_t>(q) % 4096, 0);
         resource.deallocate(cuda::stream_ref(b.get()), q, 100, 4096);
+    }
+    finish();
+}
+
+TEST(a_memory_resource_orders_blocking_streams_by_stream_0)
+{
+    begin();
+    {
+        galloc::resource resource;
+        cuda::stream_ref stream{cudaStream_t(nullptr)};
+        use_on_blocking_streams([&] { return resource.allocate(stream, MiB(4), 256); },
+                                [&](void *p) { resource.deallocate(stream, p, MiB(4), 256); });
     }
     finish();
 }
