@@ -766,6 +766,34 @@ TEST(every_failing_driver_call_is_an_exception_or_nothing)
     EXPECT(exceptions > 0);
 }
 
+/* The same while a further device gets its pool: both devices have their memory afterwards. */
+TEST(a_device_is_added_while_driver_calls_fail)
+{
+    long n, failed = 1;
+    for (n = 1; failed && n < 400; n++) {
+        begin(2, SIM_PACE_STILL, nullptr);
+        void *p = torch_malloc(MiB(8), 0, nullptr), *q = nullptr;
+        OK(cudaSetDevice(1));
+        cudaStream_t stream = stream_new();
+        OK(cudaSetDevice(0));
+        sim_fail(nullptr, n, 0, cudaErrorUnknown);
+        try {
+            q = torch_malloc(MiB(8), 1, stream);
+        } catch (const c10::Error &) {
+            EXPECT(!q);
+        }
+        failed = sim_failed();
+        sim_fail_clear();
+        if (!q) q = torch_malloc(MiB(8), 1, stream);
+        write_from(0, p, MiB(8));
+        write_from(1, q, MiB(8));
+        torch_free(p, MiB(8), 0, nullptr);
+        torch_free(q, MiB(8), 1, stream);
+        finish();
+    }
+    EXPECT(n > 10 && n < 400);
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 2) return 2;
