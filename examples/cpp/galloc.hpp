@@ -143,9 +143,10 @@ inline cudaError_t free_in_order(void *p, cudaStream_t stream) noexcept
     return is_legacy(stream) ? galloc_override_free(p, stream, GALLOC_OVERRIDE_ORDERED) : galloc_free(p, stream);
 }
 
+/* The same for owners that must not fail: while a blocking stream is captured, the free is one by galloc_free. */
 inline void give_in_order(void *p, cudaStream_t stream) noexcept
 {
-    twice([=] { return free_in_order(p, stream); });
+    if (free_in_order(p, stream) != cudaSuccess) give(p, stream);
 }
 
 /* Of n elements; more than there are addresses, which galloc refuses, where the product would overflow. */

@@ -444,6 +444,27 @@ TEST(a_memory_resource_orders_blocking_streams_by_stream_0)
     finish();
 }
 
+/* There is no work on the legacy stream then, and the free must not fail. */
+TEST(a_memory_resource_frees_while_a_blocking_stream_is_captured)
+{
+    begin();
+    {
+        galloc::resource resource;
+        cuda::stream_ref stream{cudaStream_t(nullptr)};
+        cudaStream_t blocking;
+        cudaGraph_t graph = nullptr;
+        OK(cudaStreamCreate(&blocking));
+        void *p = resource.allocate(stream, MiB(4), 256);
+        OK(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeThreadLocal));
+        resource.deallocate(stream, p, MiB(4), 256);
+        EXPECT_EQ(state_of(p), GALLOC_STATE_FREE);
+        OK(cudaStreamEndCapture(blocking, &graph));
+        OK(cudaGraphDestroy(graph));
+        OK(cudaStreamDestroy(blocking));
+    }
+    finish();
+}
+
 /* Whatever stream used the memory before, any stream may use it after a synchronous allocation. */
 TEST(a_memory_resource_without_streams)
 {
