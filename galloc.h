@@ -14157,14 +14157,12 @@ static int gai_texts_are_equal(gai_text a, gai_text b)
 
 static int gai_text_is(gai_text text, const char *word) { return gai_texts_are_equal(text, gai_text_of(word)); }
 
-/* Cuts the text before the first `separator` off the front of `rest`, but ignores separators in brackets. Returns 1 if
-   the separator was found. */
+/* Cuts the text before the first `separator` off the front of `rest`. Returns 1 if the separator was found. */
 static int gai_text_cut(gai_text *rest, char separator, gai_text *piece)
 {
-    size_t i;
-    int inside = 0, found;
-    for (i = 0; i < rest->length && (inside || rest->at[i] != separator); i++)
-        inside = rest->at[i] == '[' || (inside && rest->at[i] != ']');
+    size_t i = 0;
+    int found;
+    while (i < rest->length && rest->at[i] != separator) i++;
     found = i < rest->length;
     piece->at = rest->at;
     piece->length = i;
@@ -14519,6 +14517,24 @@ static const gai_key *gai_key_find(gai_text name, int *mib)
     return NULL;
 }
 
+/* Cuts the first key:value pair off a text of settings. A list in brackets keeps its commas; a file name has none. */
+static int gai_text_cut_pair(gai_text *rest, gai_text *pair)
+{
+    gai_text all = *rest, value, name;
+    int found = gai_text_cut(rest, ',', pair), mib;
+    const gai_key *key;
+    value = *pair;
+    if (!gai_text_cut(&value, ':', &name) || !value.length || value.at[0] != '[') return found;
+    key = gai_key_find(name, &mib);
+    if (key && key->form == GAI_PATH) return found;
+    *rest = all;
+    (void)gai_text_cut(rest, ']', pair);
+    found = gai_text_cut(rest, ',', pair);
+    pair->length += (size_t)(pair->at - all.at);
+    pair->at = all.at;
+    return found;
+}
+
 static int gai_is_letter(char a, char of) { return (a >= 'A' && a <= 'Z' ? a + ('a' - 'A') : a) == of; }
 
 /* Returns how many letters two names share at the start and at the end, ignoring case. */
@@ -14675,7 +14691,7 @@ static int gai_parse(galloc_config *config, const char *text, const uint32_t *st
     parsing.size = size;
     while (more) {
         size_t at = (size_t)(rest.at - text), place = (stood ? stood[at] : at) + 1;
-        more = gai_text_cut(&rest, ',', &pair);
+        more = gai_text_cut_pair(&rest, &pair);
         if (gai_parse_pair(&parsing, pair, place)) continue;
         gai_make_one_line(message);
         return 0;
@@ -19614,7 +19630,7 @@ static int gai_text_of_torch(const char *from, char *text, uint32_t *stood, size
     stood[n] = (uint32_t)i;
     rest.length = n;
     for (n = 0; more;) {
-        more = gai_text_cut(&rest, ',', &pair);
+        more = gai_text_cut_pair(&rest, &pair);
         if (gai_is_foreign_setting(pair)) continue;
         if (n) text[n++] = ',';
         for (i = 0; i < pair.length; i++, n++) {

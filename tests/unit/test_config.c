@@ -358,6 +358,8 @@ static const wrong_case wrong[] = {
     {"trace:", {"no value for trace", "%p, %d and %%", NULL}},
     {"trace:%s", {"no value for trace", NULL, NULL}},
     {"trace:a,snapshot_on_oom:b,trace:c", {"at 27: 'trace' is given twice", NULL, NULL}},
+    {"trace:[a,memory_limt:4M", {"at 10: unknown key 'memory_limt'", NULL, NULL}},
+    {"snapshot_on_oom:a[b,log:off,trace:[]%s,c]", {"at 29: '[]%s' is no value for trace", NULL, NULL}},
     {"snapshot_on_oom:a\nb", {"'a?b' is no value for snapshot_on_oom", NULL, NULL}},
     {"history:1K", {"'1K' is no value for history", NULL, NULL}},
     {"gpu_direct_rdma:yes", {"'yes' is no value for gpu_direct_rdma", "True or False", NULL}},
@@ -401,6 +403,28 @@ TEST(the_name_of_a_file_is_bounded)
     EXPECT_EQ(galloc_config_parse(&config, text, message, sizeof message),
               100 * snprintf(NULL, 0, "%ld", (long)getpid()) >= 512 ? cudaErrorInvalidValue : cudaSuccess);
     finish();
+}
+
+/* Only a list keeps what is in brackets together. */
+TEST(a_bracket_in_the_name_of_a_file_is_a_character_as_others)
+{
+    static const char *const names[] = {"a[", "[", "[a", "a[1", "a[1]", "a]", "[a]b["};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char text[200], file[100] = "/tmp/galloc_config.XXXXXX", *folder = mkdtemp(file);
+        void *p;
+        EXPECT(folder);
+        snprintf(text, sizeof text, "roundup_power2_divisions:[1:2,>:4],snapshot_on_oom:%s,memory_limit:4M", names[i]);
+        EXPECT_EQ(parsed(text).memory_limit, MIB(4));
+        begin();
+        snprintf(text, sizeof text, "trace:%s/%s,memory_limit:4M,roundup_power2_divisions:[1:2,>:4]", file, names[i]);
+        setenv("GALLOC_CONF", text, 1);
+        EXPECT_EQ(galloc_malloc(&p, MIB(8), 0), cudaErrorMemoryAllocation);
+        unsetenv("GALLOC_CONF");
+        finish();
+        snprintf(text, sizeof text, "%s/%s", file, names[i]);
+        EXPECT_EQ(unlink(text), 0);
+        EXPECT_EQ(rmdir(file), 0);
+    }
 }
 
 /* The same bounds hold for members that are set by hand. */
