@@ -822,6 +822,17 @@ static CUresult destroy_known(CUstream stream, int busy)
     return result;
 }
 
+/* Whether a stream has work, or cannot say so. The question harms no capture of another stream. */
+static int is_busy(CUstream stream)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    int busy;
+    (void)cu.ThreadExchangeStreamCaptureMode(&mode);
+    busy = cu.StreamQuery(stream) != CUDA_SUCCESS;
+    (void)cu.ThreadExchangeStreamCaptureMode(&mode);
+    return busy;
+}
+
 CUresult CUDAAPI on_stream_destroy(CUstream stream)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -829,7 +840,7 @@ CUresult CUDAAPI on_stream_destroy(CUstream stream)
     int is_captured, busy;
     if (!stream || !enter()) return DRIVER(stream_destroy, (stream));
     is_captured = cu.StreamIsCapturing(stream, &status) || status != CU_STREAM_CAPTURE_STATUS_NONE;
-    busy = free_is_async && (is_captured || cu.StreamQuery(stream)); /* before galloc queues an event there */
+    busy = free_is_async && (is_captured || is_busy(stream)); /* before galloc queues an event there */
     if (served && !is_captured) (void)galloc_stream_retire(stream);
     result = free_is_async ? destroy_known(stream, busy) : real.stream_destroy(stream);
     leave();

@@ -575,6 +575,36 @@ TEST(free_on_request_after_a_stream_was_not_destroyed)
     finish();
 }
 
+/* A capture of another stream goes on, whether the stream that is destroyed is busy or idle. */
+TEST(free_on_request_destroys_streams_during_a_capture)
+{
+    CUstreamCaptureMode modes[] = {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL}, mode;
+    CUstream captured, stream;
+    CUgraph graph;
+    CUdeviceptr p;
+    int i;
+    begin(1);
+    captured = stream_new();
+    for (i = 0; i < 8; i++) {
+        graph = NULL;
+        p = alloc(3 * MiB);
+        OK(cu.StreamCreate(&stream, i & 2 ? CU_STREAM_NON_BLOCKING : 0));
+        OK(cu.Begin(captured, modes[i & 1]));
+        if (i & 4) write_on(stream, p, 3 * MiB);
+        OK(cu.StreamDestroy(stream));
+        mode = modes[1];
+        OK(cu.Mode(&mode));
+        EXPECT_EQ(mode, CU_STREAM_CAPTURE_MODE_GLOBAL); /* the thread's own */
+        OK(cu.Mode(&mode));
+        OK(cu.End(captured, &graph));
+        EXPECT(graph);
+        OK(cu.GraphDestroy(graph));
+        OK(cu.Free(p));
+        sim_run(-1);
+    }
+    finish();
+}
+
 TEST(pitch)
 {
     CUdeviceptr p = 0, base = 0;
