@@ -41,13 +41,48 @@ static void leave(int device, int before)
     if (before != device) (void)cudaSetDevice(before);
 }
 
+/* Python frees a block in any thread, and there the per-thread default stream is another one than where the block was
+   allocated, whose work the free does not know. So the tag of such a block is the number of its thread. */
+static uint32_t thread_of(size_t stream)
+{
+    return stream == (uintptr_t)cudaStreamPerThread ? (uint32_t)gai_stream_key(CU_STREAM_PER_THREAD) : 0;
+}
+
+static int is_of_another_thread(const void *ptr, size_t stream)
+{
+    galloc_pointer block;
+    uint32_t thread = thread_of(stream);
+    return thread && galloc_pointer_info(ptr, &block) == cudaSuccess && block.tag && block.tag != thread;
+}
+
 GALLOC_API cudaError_t galloc_python_malloc(galloc_pool *pool, void **ptr, size_t bytes, size_t stream, int device)
 {
     int before = device;
     cudaError_t error = enter(device, &before);
     *ptr = NULL;
-    if (error == cudaSuccess) error = galloc_pool_malloc(pool, ptr, bytes, (cudaStream_t)stream);
+    if (error == cudaSuccess) {
+        galloc_request request;
+        memset(&request, 0, sizeof request);
+        request.bytes = bytes;
+        request.stream = (cudaStream_t)stream;
+        request.pool = pool;
+        request.tag = thread_of(stream);
+        error = galloc_alloc(ptr, &request);
+    }
     leave(device, before);
+    return error;
+}
+
+/* Waits for all work of the device. Unlike cudaDeviceSynchronize, freeing pinned memory harms no capture. */
+static cudaError_t wait_beside_captures(void)
+{
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    void *fence = NULL;
+    cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
+    if (error != cudaSuccess) return error;
+    error = cudaHostAlloc(&fence, 512, cudaHostAllocDefault);
+    if (error == cudaSuccess) error = cudaFreeHost(fence);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
     return error;
 }
 
@@ -57,8 +92,8 @@ GALLOC_API cudaError_t galloc_python_free(void *ptr, size_t stream, int device, 
     int before = device;
     cudaError_t error = enter(device, &before);
     if (error == cudaErrorCudartUnloading) return cudaSuccess; /* the process ends, and the driver is gone */
-    if (error == cudaSuccess && wait) {
-        error = cudaDeviceSynchronize();
+    if (error == cudaSuccess && (wait || is_of_another_thread(ptr, stream))) {
+        error = wait ? cudaDeviceSynchronize() : wait_beside_captures();
         if (error != cudaSuccess) error = says(error, "waiting for the device");
     }
     if (error == cudaSuccess) error = galloc_free(ptr, (cudaStream_t)stream);

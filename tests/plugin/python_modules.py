@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import types
 import weakref
 
@@ -379,6 +380,97 @@ def a_default_stream_is_that_of_the_device_of_the_block():
         pool.close()
 
 
+OWN = 2  # cudaStreamPerThread
+
+
+class OwnStream:
+    """As cupy.cuda.Stream.ptds: it means the stream of the thread that uses it."""
+    ptr = OWN
+
+
+def memset(ptr, stream):
+    assert sim.cudaMemsetAsync(ctypes.c_void_p(ptr), 1, ctypes.c_size_t(MIB), ctypes.c_void_p(stream)) == 0
+
+
+@contextlib.contextmanager
+def memory_of_a_thread(allocate, ended):
+    """A list with what allocate() gives in a thread, whose own stream then uses it."""
+    made, ready, done = [], threading.Event(), threading.Event()
+
+    def work():
+        try:
+            made.append(allocate())
+            memset(made[0] if type(made[0]) is int else made[0].ptr, OWN)
+        finally:
+            ready.set()
+        done.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    ready.wait()
+    if ended:
+        done.set()
+        thread.join()
+    try:
+        yield made
+    finally:
+        done.set()
+        thread.join()
+
+
+def ends_in_another_thread(allocate, end):
+    """Memory of a thread's own stream ends in this thread, also while a stream is captured. Its next owner's work comes
+    after that of the first one. (The simulated device finds races.)"""
+    for ended in False, True:
+        for captured in False, True:
+            stream, graph = new_stream(), ctypes.c_void_p()
+            with memory_of_a_thread(allocate, ended) as made:
+                if captured:
+                    assert sim.cudaStreamBeginCapture(ctypes.c_void_p(stream), 0) == 0
+                end(made)
+                for other in OWN, stream:
+                    if other == OWN or not captured:
+                        block = galloc.Block(MIB, other)
+                        memset(block.ptr, other)
+                        block.free()
+                if captured:
+                    assert sim.cudaStreamEndCapture(ctypes.c_void_p(stream), ctypes.byref(graph)) == 0
+            assert sim.sim_findings(0) == 0, (ended, captured)
+            assert galloc.default_pool().memory()["live"] == 0
+            sim.sim_run(-1)
+
+
+@test
+def memory_of_a_threads_own_stream_ends_in_another_thread():
+    ends_in_another_thread(lambda: galloc.Block(MIB, OWN), list.clear)
+    ends_in_another_thread(lambda: galloc.Block(MIB, OWN), lambda made: made[0].free())
+    ends_in_another_thread(lambda: galloc.Block(MIB, OwnStream()), list.clear)
+    ends_in_another_thread(lambda: galloc.malloc(MIB, OWN), lambda made: galloc.free(made.pop(), OWN))
+
+    def cycle(made):
+        made[0].stream.block = made[0]
+        made.clear()
+        gc.collect()
+
+    ends_in_another_thread(lambda: galloc.Block(MIB, OwnStream()), cycle)
+
+
+@test
+def only_such_a_free_waits():
+    stream = new_stream()
+    waits = sim.sim_blocking_calls()
+    first = galloc.malloc(MIB, OWN)
+    memset(first, OWN)
+    galloc.free(first, OWN)
+    assert galloc.malloc(MIB, OWN) == first
+    galloc.free(first, stream)  # the program has ordered the two
+    other = galloc.malloc(MIB, stream)
+    galloc.free(other, OWN)
+    with memory_of_a_thread(lambda: galloc.malloc(MIB, OWN), True) as made:
+        galloc.free(made[0], stream)
+    assert sim.sim_blocking_calls() == waits
+
+
 @test
 def a_snapshot_is_a_dictionary():
     block = galloc.Block(5 * MIB)
@@ -567,6 +659,17 @@ def rmm_calls_back():
     ptr = allocate(MIB, stream)
     raises(MemoryError, "", allocate, 1 << 60, stream)
     deallocate(ptr, MIB, stream)
+
+
+@test
+def packages_free_memory_of_a_threads_own_stream_in_another_thread():
+    import galloc_cuda_core
+    import galloc_rmm
+    allocate, deallocate = galloc_rmm.resource()
+    resource = galloc_cuda_core.GallocMemoryResource(0)
+    stream = types.SimpleNamespace(__cuda_stream__=lambda: (0, OWN))
+    ends_in_another_thread(lambda: allocate(MIB, stream), lambda made: deallocate(made.pop(), MIB, stream))
+    ends_in_another_thread(lambda: resource.allocate(MIB, stream=stream), lambda made: made.pop().close())
 
 
 left = galloc.Block(MIB)  # freed when the interpreter ends
