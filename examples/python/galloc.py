@@ -93,6 +93,11 @@ def handle(stream):
     return number
 
 
+def _refuse_copy(self, protocol=None):
+    """__reduce_ex__ of what owns memory: for copy.copy, copy.deepcopy and pickle. A copy would free it as well."""
+    raise TypeError(f"galloc: {type(self).__name__} objects cannot be copied or pickled, since each owns its memory")
+
+
 class Pool:
     """One heap on one device, with settings of its own (docs/settings.md). Close it when all its memory is freed."""
 
@@ -104,6 +109,8 @@ class Pool:
             raise ValueError("galloc: the settings contain a NUL character")
         self._pool = ctypes.c_void_p()
         _check(_load().galloc_python_pool(ctypes.byref(self._pool), None if conf is None else conf.encode(), device))
+
+    __reduce_ex__ = _refuse_copy
 
     def _open(self):
         if not self._pool:
@@ -199,6 +206,8 @@ class Block:
     the garbage collector finds both in a cycle, the memory is freed first: finalisers in the cycle must not use it."""
 
     __slots__ = ("size", "pool", "_ptr", "_stream", "_blocks", "_free", "__weakref__")
+
+    __reduce_ex__ = _refuse_copy
 
     def __init__(self, nbytes, stream=None, device=0, pool=None):
         self._ptr = 0

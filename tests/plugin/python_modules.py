@@ -2,8 +2,10 @@
 CuPy, Numba, cuda.core and RMM are stand-ins that do what those packages do with an allocator."""
 
 import contextlib
+import copy
 import gc
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -311,6 +313,18 @@ def a_block_keeps_its_address_and_stream():
 
 
 @test
+def what_owns_memory_is_not_copied():
+    pool = galloc.Pool()
+    for owner in galloc.Block(MIB), pool.block(MIB), pool, galloc.default_pool():
+        for make in copy.copy, copy.deepcopy, pickle.dumps, lambda owner: pickle.dumps(owner, 0):
+            error = raises(TypeError, "galloc: ", make, owner)
+            assert type(owner).__name__ in str(error) and "cannot be copied" in str(error), error
+    owner.block(MIB).free()
+    del owner
+    pool.close()
+
+
+@test
 def cycles_that_are_left_when_the_interpreter_ends():
     program = f"""
 import ctypes, gc, os, sys
@@ -569,7 +583,6 @@ def cupy_arrays_belong_to_the_current_stream():
     current[1] = 0
     error = raises(OutOfMemoryError, "out of memory", allocate, 1 << 60)
     assert isinstance(error, MemoryError)
-    import pickle
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
     del a
 
