@@ -48,7 +48,7 @@ def _load():
         "galloc_python_record_stream": [pointer, size, number],
         "galloc_python_memory": [pointer, ctypes.POINTER(size)],
         "galloc_pool_trim": [pointer, size, ctypes.POINTER(size)],
-        "galloc_pool_destroy": [pointer],
+        "galloc_python_pool_destroy": [pointer],
         "galloc_stream_retire": [pointer],
         "galloc_snapshot": [pointer, number, _WRITE, pointer],
     }.items():
@@ -158,7 +158,7 @@ class Pool:
         """Ends the pool. All its memory must have been freed."""
         pool, self._pool = self._pool, ctypes.c_void_p()
         if pool:
-            error = _load().galloc_pool_destroy(pool)
+            error = _load().galloc_python_pool_destroy(pool)
             if error:
                 self._pool = pool
             _check(error)

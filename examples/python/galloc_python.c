@@ -7,19 +7,9 @@
 #define GALLOC_IMPLEMENTATION
 #include "galloc.h"
 
+#include <pthread.h>
+#include <sched.h>
 #include <string.h>
-
-/* conf: the settings of a new pool. NULL: the device's default pool, whose settings are those of GALLOC_CONF. */
-GALLOC_API cudaError_t galloc_python_pool(galloc_pool **pool, const char *conf, int device)
-{
-    galloc_config config = galloc_config_default();
-    cudaError_t error;
-    *pool = NULL;
-    if (!conf) return galloc_pool_default(pool, device);
-    config.device = device;
-    error = galloc_config_parse(&config, conf, NULL, 0);
-    return error == cudaSuccess ? galloc_pool_create(pool, &config) : error;
-}
 
 /* An error that galloc did not find, as the thread's message and in the log, as if it had. */
 static cudaError_t says(cudaError_t error, const char *what)
@@ -40,6 +30,126 @@ static void leave(int device, int before)
 {
     if (before != device) (void)cudaSetDevice(before);
 }
+
+/* ---- several devices --------------------------------------------------------------------------------------------- */
+
+/* Mapped pages are accessible to their own device only, but packages copy between devices as if each could reach the
+   other's memory. So from the second device on, all pages become accessible to each device that has a pool here and can
+   be a peer. */
+
+#define MAX_DEVICES 64
+
+typedef struct known_pool {
+    struct known_pool *next;
+    galloc_pool *pool;
+    int device;
+} known_pool;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static known_pool *known_pools;
+static uint64_t used;               /* devices that have had a pool, as a bit mask */
+static uint64_t peers[MAX_DEVICES]; /* devices that may use the memory of each. Read without the lock, too */
+
+/* on_map of a pool whose device has peers; `user` is its element of `peers`. */
+static void give_access(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    static int said;
+    uint64_t mask = __atomic_load_n((uint64_t *)user, __ATOMIC_ACQUIRE);
+    CUmemAccessDesc access;
+    int i;
+    (void)pool;
+    memset(&access, 0, sizeof access);
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    for (i = 0; i < MAX_DEVICES; i++) {
+        access.location.id = i;
+        if (!(mask >> i & 1) || !gai_cu.MemSetAccess((CUdeviceptr)(uintptr_t)addr, bytes, &access, 1)) continue;
+        if (!__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
+            (void)fprintf(stderr,
+                          "galloc_python: device %d gets no access to some memory of device %d. With "
+                          "GALLOC_CONF=expandable_segments:False CUDA gives the access\n",
+                          i, (int)((uint64_t *)user - peers));
+    }
+}
+
+/* Lets the pool tell give_access of all pages, present and new. Memory of cudaMalloc follows the peer access that the
+   program enables. Refused while another thread is in give_access, which waits for nothing. [lock] */
+static void share(const known_pool *known)
+{
+    galloc_config config;
+    galloc_callbacks callbacks;
+    if (!peers[known->device] || galloc_pool_config(known->pool, &config) || !config.expandable_segments) return;
+    memset(&callbacks, 0, sizeof callbacks);
+    callbacks.on_map = give_access;
+    callbacks.user = &peers[known->device];
+    while (galloc_pool_set_callbacks(known->pool, &callbacks) == cudaErrorNotPermitted) (void)sched_yield();
+}
+
+static void add_peer(int device, int peer)
+{
+    int can = 0;
+    if (cudaDeviceCanAccessPeer(&can, peer, device) != cudaSuccess) (void)cudaGetLastError();
+    else if (can) __atomic_fetch_or(&peers[device], (uint64_t)1 << peer, __ATOMIC_RELEASE);
+}
+
+/* Takes note of a pool. With the first one of a device, that device and the others become peers. [lock] */
+static void know_pool(known_pool *added)
+{
+    const known_pool *known;
+    int is_first = !(used >> added->device & 1), i;
+    for (i = 0; i < MAX_DEVICES && is_first; i++) {
+        if (!(used >> i & 1)) continue;
+        add_peer(i, added->device);
+        add_peer(added->device, i);
+    }
+    used |= (uint64_t)1 << added->device;
+    added->next = known_pools;
+    known_pools = added;
+    for (known = added; known; known = is_first ? known->next : NULL) share(known);
+}
+
+/* conf: the settings of a new pool. NULL: the device's default pool, whose settings are those of GALLOC_CONF. */
+static cudaError_t make_pool(galloc_pool **pool, const char *conf, int device)
+{
+    galloc_config config = galloc_config_default();
+    cudaError_t error;
+    if (!conf) return galloc_pool_default(pool, device);
+    config.device = device;
+    error = galloc_config_parse(&config, conf, NULL, 0);
+    return error == cudaSuccess ? galloc_pool_create(pool, &config) : error;
+}
+
+GALLOC_API cudaError_t galloc_python_pool(galloc_pool **pool, const char *conf, int device)
+{
+    known_pool *known = (known_pool *)malloc(sizeof *known);
+    cudaError_t error;
+    *pool = NULL;
+    if (!known) return says(cudaErrorMemoryAllocation, "no host memory for a pool");
+    error = make_pool(pool, conf, device);
+    if (error != cudaSuccess || device >= MAX_DEVICES) return free(known), error;
+    known->pool = *pool;
+    known->device = device;
+    (void)pthread_mutex_lock(&lock);
+    know_pool(known);
+    (void)pthread_mutex_unlock(&lock);
+    return cudaSuccess;
+}
+
+GALLOC_API cudaError_t galloc_python_pool_destroy(galloc_pool *pool)
+{
+    known_pool **at = &known_pools, *known;
+    cudaError_t error = galloc_pool_destroy(pool);
+    if (error != cudaSuccess) return error;
+    (void)pthread_mutex_lock(&lock);
+    while ((known = *at) != NULL) {
+        if (known->pool == pool) *at = known->next, free(known);
+        else at = &known->next;
+    }
+    (void)pthread_mutex_unlock(&lock);
+    return cudaSuccess;
+}
+
+/* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
 /* Python frees a block in any thread, and there the per-thread default stream is another one than where the block was
    allocated, whose work the free does not know. So the tag of such a block is the number of its thread. */

@@ -324,13 +324,18 @@ def what_owns_memory_is_not_copied():
     pool.close()
 
 
+def in_a_process(program, **environment):
+    """Runs a program of its own; what it wrote."""
+    begin = f"import ctypes, gc, os, sys; sys.path.insert(0, {folder!r}); import galloc; sim = galloc._load()\n"
+    ended = subprocess.run([sys.executable, "-c", begin + program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                           text=True, env={**os.environ, **environment})
+    assert ended.returncode == 0, (ended.returncode, ended.stdout)
+    return ended.stdout
+
+
 @test
 def cycles_that_are_left_when_the_interpreter_ends():
-    program = f"""
-import ctypes, gc, os, sys
-sys.path.insert(0, {folder!r})
-import galloc
-sim = galloc._load()
+    program = """
 gc.disable()
 class Stream:
     def __init__(self, destroy=sim.cudaStreamDestroy):
@@ -344,8 +349,7 @@ for _ in range(100):
     stream.block = galloc.Block(1 << 20, stream)
     block = galloc.Block(1 << 20, stream)
 """
-    ended = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
-    assert ended.returncode == 0 and not ended.stderr, (ended.returncode, ended.stderr)
+    assert not in_a_process(program)
 
 
 @test
@@ -483,6 +487,98 @@ def only_such_a_free_waits():
     with memory_of_a_thread(lambda: galloc.malloc(MIB, OWN), True) as made:
         galloc.free(made[0], stream)
     assert sim.sim_blocking_calls() == waits
+
+
+SEVERAL_DEVICES = """
+MIB = 1 << 20
+class Access(ctypes.Structure):
+    _fields_ = ("ptr", ctypes.c_void_p), ("bytes", ctypes.c_size_t), ("how", ctypes.c_int), ("tag", ctypes.c_uint64)
+def write(device, block):
+    # A kernel of the device writes the memory.
+    assert sim.cudaSetDevice(device) == 0
+    assert sim.sim_launch(None, ctypes.byref(Access(block.ptr, block.size, 2, 1)), 1) == 0
+    assert sim.cudaDeviceSynchronize() == 0
+    assert sim.cudaSetDevice(0) == 0
+def copy(device, to, source):
+    # As CuPy copies an array to another device: from the device that is current.
+    assert sim.cudaSetDevice(device) == 0
+    sim.cudaDeviceEnablePeerAccess(1 - device, 0)
+    error = sim.cudaMemcpyAsync(*map(ctypes.c_void_p, (to.ptr, source.ptr, to.size, 4)), None)
+    assert sim.cudaDeviceSynchronize() == 0
+    assert sim.cudaSetDevice(0) == 0
+    return error
+def calls(name):
+    return sim.sim_calls(name.encode())
+"""
+
+
+def use_of_two_devices(**environment):
+    return in_a_process(SEVERAL_DEVICES + """
+early = galloc.Block(MIB, device=0)
+own = [galloc.Pool("", device) for device in (0, 1)]
+galloc.Pool("", 1).close()
+blocks = [early] + [pool.block(MIB) for pool in own] + [galloc.Block(30 * MIB, device=d) for d in (1, 0)]
+later = galloc.Pool("overhead:0", 0)
+blocks.append(later.block(MIB))
+results = {copy(d, a, b) for d in (0, 1) for a in blocks for b in blocks if a.size == b.size and a is not b}
+results.add(copy(0, blocks[3], blocks[4]))
+for device in 0, 1:
+    for block in blocks:
+        if results == {0} or block.pool.device == device:
+            write(device, block)
+print(sorted(results), calls("cuMemSetAccess") > 0)
+""", GALLOC_CONF=environment.pop("GALLOC_CONF", "log:off"), **environment)
+
+
+@test
+def devices_use_each_others_memory():
+    assert use_of_two_devices() == "[0] True\n"
+    for conf in "expandable_segments:False,log:off", "backend:cudaMalloc,log:off":
+        assert use_of_two_devices(GALLOC_CONF=conf) == "[0] True\n"
+
+
+@test
+def a_process_that_uses_one_device_pays_nothing_for_the_others():
+    count = SEVERAL_DEVICES + """
+galloc.Block(30 * MIB, device=int(os.environ["DEVICE"]))
+galloc.Pool("", int(os.environ["DEVICE"])).block(MIB)
+print(calls("cuMemSetAccess"), calls("cudaDeviceCanAccessPeer"), calls("cuMemCreate"))
+"""
+    one = in_a_process(count, SIM_DEVICES="1", DEVICE="0")
+    assert one.split()[1] == "0"
+    for device in "01":
+        assert in_a_process(count, SIM_DEVICES="2", DEVICE=device) == one
+
+
+@test
+def devices_that_are_no_peers_have_their_memory():
+    words = in_a_process(SEVERAL_DEVICES + """
+sim.sim_fail.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
+x = galloc.Block(MIB, device=0)
+sim.sim_fail(b"cudaDeviceCanAccessPeer", 1, 1, 101)
+y = galloc.Block(MIB, device=1)
+sim.sim_fail_clear()
+assert sim.cudaPeekAtLastError() == 0
+write(0, x)
+write(1, y)
+print(copy(0, y, x))
+""")
+    assert words == "1\n"  # cudaErrorInvalidValue
+
+
+@test
+def a_refusal_of_access_loses_no_allocation():
+    words = in_a_process(SEVERAL_DEVICES + """
+sim.sim_fail.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
+x = galloc.Block(MIB, device=0)
+sim.sim_fail(b"cuMemSetAccess", 1, 0, 801)
+y = galloc.Block(MIB, device=1)
+assert sim.sim_failed() == 1
+sim.sim_fail_clear()
+write(0, x)
+write(1, y)
+""")
+    assert words.count("galloc_python: device 1 gets no access to some memory of device 0") == 1, words
 
 
 @test
