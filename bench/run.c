@@ -312,8 +312,14 @@ static void note_timeline(run *r, size_t i)
 
 /* ---- streams ----------------------------------------------------------------------------------------------------- */
 
+static bool is_legacy(const run *r, uint32_t i)
+{
+    return i + 1 == r->t->legacy;
+}
+
 static int stream_open(run *r, uint32_t i)
 {
+    if (is_legacy(r, i)) r->stream[i] = cudaStreamLegacy;
     if (r->stream[i]) return RUN_OK;
     cudaError_t error = device_stream_open(&r->stream[i]);
     if (error) return failed(r, "cudaStreamCreateWithFlags", error);
@@ -342,7 +348,7 @@ static int streams_close(run *r)
 {
     int status = RUN_OK;
     for (uint32_t i = 0; i < r->t->streams && !status; i++)
-        if (r->stream[i]) status = stream_close(r, i);
+        if (r->stream[i] && !is_legacy(r, i)) status = stream_close(r, i);
     return status;
 }
 
@@ -372,7 +378,7 @@ static int streams_retire(run *r, size_t now)
 {
     int status = RUN_OK;
     for (uint32_t i = 0; i < r->t->streams && !status; i++) {
-        if (!r->stream[i] || r->last_call[i] >= now) continue;
+        if (!r->stream[i] || is_legacy(r, i) || r->last_call[i] >= now) continue;
         cudaError_t error = r->o->allocator->retire(r->stream[i]);
         status = error ? failed(r, "galloc_stream_retire", error) : stream_close(r, i);
     }

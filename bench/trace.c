@@ -232,6 +232,7 @@ static int stream_of(loader *l, uint64_t logged, uint32_t *stream)
 {
     if (number_of(l, &l->streams, logged, &l->t->streams, TRACE_STREAMS_MAX, "streams")) return -1;
     *stream = l->found;
+    if (!logged && l->fields > FIELDS) l->t->legacy = l->found + 1;
     return 0;
 }
 

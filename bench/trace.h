@@ -40,6 +40,7 @@ typedef struct trace {
     trace_op *op;
     size_t n;
     uint32_t slots, streams, threads;
+    uint32_t legacy;  /* the legacy stream + 1, which only galloc's log tells from others; 0: none */
     trace_more *more; /* the first is empty; NULL: all are */
     uint32_t *named;  /* streams */
     size_t peak_live; /* the most bytes that were asked for and not freed */

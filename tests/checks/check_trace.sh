@@ -20,25 +20,42 @@ timeless() { cut -d, -f1,3- "$1"; } # log
 
 # ---- a program and its replay ---------------------------------------------------------------------------------------
 
+# Its log is replayed, and leads to the same state.
+replays() { # settings, and perhaps: legacy
+    settings=$1
+    seed=$((seed + 1))
+    GALLOC_CONF=trace:$work/log.csv "$work/log_of_run" 3000 $seed "$work/state.json" "$@" >"$work/out" 2>&1
+    verdict $? "a program runs: $*"
+    for word in resize room= align= long tag= after= recorded=; do
+        grep -q "[, ]$word" "$work/log.csv"
+        verdict $? "the log has $word: $*"
+    done
+    GALLOC_CONF=trace:$work/again.csv "$replay" --conf "$settings" --snapshot "$work/again.json" "$work/log.csv" \
+        >"$work/out" 2>&1
+    verdict $? "its log is replayed: $*"
+    cmp "$work/state.json" "$work/again.json" >"$work/out" 2>&1
+    verdict $? "the replay leads to the same state: $*"
+    timeless "$work/again.csv" | head -n "$(wc -l <"$work/log.csv")" >"$work/calls.again"
+    timeless "$work/log.csv" | diff - "$work/calls.again" >"$work/out" 2>&1
+    verdict $? "the replay's own log has the same rows: $*"
+}
+
 seed=0
 for settings in '' overhead:0 memory_limit:400M strategy:pooled like:pytorch expandable_segments:False reuse:none \
     backend:cudaMalloc backend:cudaMallocAsync \
     stats:exact,growth:64M,roundup_power2_divisions:4; do
-    seed=$((seed + 1))
-    GALLOC_CONF=trace:$work/log.csv "$work/log_of_run" 3000 $seed "$work/state.json" "$settings" >"$work/out" 2>&1
-    verdict $? "a program runs: $settings"
-    for word in resize room= align= long tag= after= recorded=; do
-        grep -q "[, ]$word" "$work/log.csv"
-        verdict $? "the log has $word: $settings"
-    done
-    GALLOC_CONF=trace:$work/again.csv "$replay" --conf "$settings" --snapshot "$work/again.json" "$work/log.csv" \
-        >"$work/out" 2>&1
-    verdict $? "its log is replayed: $settings"
-    cmp "$work/state.json" "$work/again.json" >"$work/out" 2>&1
-    verdict $? "the replay leads to the same state: $settings"
-    timeless "$work/again.csv" | head -n "$(wc -l <"$work/log.csv")" >"$work/calls.again"
-    timeless "$work/log.csv" | diff - "$work/calls.again" >"$work/out" 2>&1
-    verdict $? "the replay's own log has the same rows: $settings"
+    replays "$settings"
+done
+for settings in overhead:0 overhead:0.1 memory_limit:400M reuse:completed strategy:pooled expandable_segments:False; do
+    replays "$settings" legacy
+done
+
+# Its streams are the legacy one and others also where the work runs behind the host, and with other settings.
+for options in '' '--conf like:pytorch' '--allocator cudamalloc' --threads; do
+    # shellcheck disable=SC2086
+    "$replay" --json --verify --busy $options "$work/log.csv" >"$work/out" 2>&1 &&
+        grep -q '"findings": 0, "races": 0' "$work/out"
+    verdict $? "a log with the legacy stream is replayed: --verify --busy $options"
 done
 
 # Without a log of its own, a replay takes the same paths if it has a history.

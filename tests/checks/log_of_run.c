@@ -1,7 +1,7 @@
-/* log_of_run.c - a program whose log check_trace.sh replays: `log_of_run STEPS SEED SNAPSHOT SETTINGS` takes random
-   steps in a pool with these settings, on the simulated device: several streams, frees on other streams and after
-   several, recorded streams, growable and aligned blocks, tags, resizes. Then it saves the state. GALLOC_CONF has the
-   log's name. */
+/* log_of_run.c - a program whose log check_trace.sh replays: `log_of_run STEPS SEED SNAPSHOT SETTINGS [legacy]` takes
+   random steps in a pool with these settings, on the simulated device: several streams, with a last argument the legacy
+   stream among them, frees on other streams and after several, recorded streams, growable and aligned blocks, tags,
+   resizes. Then it saves the state. GALLOC_CONF has the log's name. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,11 +77,11 @@ int main(int argc, char **argv)
 {
     sim_options options = sim_defaults();
     galloc_config config = galloc_config_default();
-    if (argc != 5 || sim_start(&options)) return 2;
+    if (argc < 5 || sim_start(&options)) return 2;
     ok(galloc_config_parse(&config, argv[4], NULL, 0));
     ok(galloc_pool_create(&pool, &config));
     state = (unsigned)atol(argv[2]);
-    for (int i = 0; i < STREAMS; i++) ok(cudaStreamCreateWithFlags(&stream[i], cudaStreamNonBlocking));
+    for (int i = argc > 5; i < STREAMS; i++) ok(cudaStreamCreateWithFlags(&stream[i], cudaStreamNonBlocking));
     for (int i = 0; i < STREAMS; i++) allocate(i, stream[i]); /* so a replay gives them the same numbers */
     for (long i = atol(argv[1]); i > 0; i--) {
         int at = (int)roll(BLOCKS);
