@@ -1412,7 +1412,9 @@ extern "C++" {
 
 #if defined(_WIN32)
 #define GAI_LOCK_STATIC SRWLOCK_INIT
+#define GAI_ONCE_STATIC 0
 typedef SRWLOCK gai_lock;
+typedef int gai_once;
 
 static void gai_lock_init(gai_lock *lock) { InitializeSRWLock(lock); }
 static void gai_lock_end(gai_lock *lock) { (void)lock; }
@@ -1421,7 +1423,9 @@ static void gai_lock_off(gai_lock *lock) { ReleaseSRWLockExclusive(lock); }
 static int gai_lock_try(gai_lock *lock) { return TryAcquireSRWLockExclusive(lock) != 0; }
 #else
 #define GAI_LOCK_STATIC PTHREAD_MUTEX_INITIALIZER
+#define GAI_ONCE_STATIC PTHREAD_ONCE_INIT
 typedef pthread_mutex_t gai_lock;
+typedef pthread_once_t gai_once;
 
 static void gai_lock_init(gai_lock *lock) { (void)pthread_mutex_init(lock, NULL); }
 static void gai_lock_end(gai_lock *lock) { (void)pthread_mutex_destroy(lock); }
@@ -1835,11 +1839,12 @@ typedef void (*gai_log_call)(int level, const char *text, void *user);
 
 /* The locks of gai_process. `global` is taken before any other lock. The others come after the locks of a pool and
    after the latches of stream caches; no lock is taken while one of them is held, but
-   for the latch of a log while `trace` is. */
+   for the latch of a log while `trace` is, and `tags` by a fork while `log` is. */
 static struct {
     gai_lock global, map, budget, log, context, tags, depot, trace;
-} gai_locks = {GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC,
-               GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC};
+    gai_once forks; /* of gai_watch_forks */
+} gai_locks = {GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC,
+               GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_ONCE_STATIC};
 
 /* Zero-initialised, so that it takes no space in the object file. */
 static struct {
@@ -1849,6 +1854,8 @@ static struct {
                             0: there is nothing to remember yet, or this is a child of fork */
     void *forked;        /* not NULL: this is a child of fork */
     void *driver_ready;  /* not NULL once gai_cu is filled */
+    uint64_t driver_loads; /* calls that fill gai_cu, or have filled it */
+    int forks_failed;    /* forks cannot be watched */
     void *known_pools;   /* `pools`, `ended_pools`, and those about to begin or to end */
     void *default_pool[GAI_DEVICES]; /* written with the global lock */
     void *override_pool[GAI_DEVICES]; /* handles, of galloc_override_malloc; the same */
@@ -1860,7 +1867,7 @@ static struct {
     /* The global lock guards: */
     galloc_pool *pools;       /* all of them */
     galloc_pool *ended_pools; /* what serves the next ones */
-    int forks_are_watched, unload_is_watched;
+    int unload_is_watched;
     int tool;                 /* GALLOC_NVTX: GAI_TOOL_...; 0: not known yet */
     void *nvtx_domain;        /* the same: galloc's; written before any pool has `tool` */
 
@@ -1904,18 +1911,43 @@ static void gai_generation_end(void)
     while (!gai_swap(&gai_process.generation, now, now + 1)) now = gai_load(&gai_process.generation);
 }
 
-/* A child of fork inherits the heap but not the driver, so it must use neither. It may still log an error: fork
-   therefore holds the lock of the log, which leaves that lock free in the child. */
+/* A child of fork inherits the heap but not the driver, so it must use neither. It may still log an error, and without
+   a driver call in the parent it may do all: fork therefore holds the locks of the log and of tags, which leaves them
+   free in the child. Nothing but the driver's first call and galloc_annotate, which reads, takes the global lock before
+   the driver is ready. */
 #if !defined(_WIN32)
-static void gai_before_fork(void) { gai_lock_on(&gai_locks.log); }
-static void gai_after_fork(void) { gai_lock_off(&gai_locks.log); }
-static void gai_on_fork(void)
+static void gai_before_fork(void)
 {
-    gai_store_pointer(&gai_process.forked, &gai_process.forked);
-    gai_store(&gai_process.generation, 0);
+    gai_lock_on(&gai_locks.log);
+    gai_lock_on(&gai_locks.tags);
+}
+static void gai_after_fork(void)
+{
+    gai_lock_off(&gai_locks.tags);
     gai_lock_off(&gai_locks.log);
 }
-static int gai_watch_forks(void) { return pthread_atfork(gai_before_fork, gai_after_fork, gai_on_fork); }
+static void gai_on_fork(void)
+{
+    if (gai_load(&gai_process.driver_loads)) {
+        gai_store_pointer(&gai_process.forked, &gai_process.forked);
+        gai_store(&gai_process.generation, 0);
+    } else {
+        gai_lock_init(&gai_locks.global);
+    }
+    gai_after_fork();
+}
+
+static void gai_forks_begin(void)
+{
+    gai_process.forks_failed = pthread_atfork(gai_before_fork, gai_after_fork, gai_on_fork);
+}
+
+/* Comes before the first use of a lock that a fork could find taken. Returns 0 unless host memory is missing. */
+static int gai_watch_forks(void)
+{
+    (void)pthread_once(&gai_locks.forks, gai_forks_begin);
+    return gai_process.forks_failed;
+}
 #else
 static int gai_watch_forks(void) { return 0; }
 #endif
@@ -2170,17 +2202,16 @@ static cudaError_t gai_driver_load(void)
     if (error) return error;
     result = gai_cu.Init(0);
     if (result) return gai_fail((cudaError_t)(int)result, "cuInit: %s", cudaGetErrorString((cudaError_t)(int)result));
-    if (!gai_process.forks_are_watched && gai_watch_forks())
-        return gai_fail(cudaErrorMemoryAllocation, "pthread_atfork: no host memory");
-    gai_process.forks_are_watched = 1;
     return cudaSuccess;
 }
 
 /* The first call of public functions that need no driver: it refuses in a child of fork. */
 static cudaError_t gai_begin_apart(void)
 {
-    if (!gai_load_pointer(&gai_process.forked)) return cudaSuccess;
-    return gai_fail(cudaErrorInitializationError, "CUDA cannot be used in a child made by fork");
+    if (gai_load_pointer(&gai_process.forked))
+        return gai_fail(cudaErrorInitializationError, "CUDA cannot be used in a child made by fork");
+    if (gai_watch_forks()) return gai_fail(cudaErrorMemoryAllocation, "pthread_atfork: no host memory");
+    return cudaSuccess;
 }
 
 /* The first call of all others, which also fills the driver table once. */
@@ -2189,6 +2220,7 @@ static cudaError_t gai_begin(void)
     cudaError_t error = gai_begin_apart();
     if (error) return error;
     if (gai_load_pointer(&gai_process.driver_ready)) return cudaSuccess;
+    gai_count(&gai_process.driver_loads, 1);
     gai_lock_on(&gai_locks.global);
     if (!gai_process.driver_ready) {
         error = gai_driver_load();
@@ -2196,6 +2228,7 @@ static cudaError_t gai_begin(void)
         if (!error) gai_generation_end();
     }
     gai_lock_off(&gai_locks.global);
+    if (error) gai_count(&gai_process.driver_loads, (uint64_t)-1);
     return error;
 }
 
@@ -14964,10 +14997,17 @@ static void gai_log_level_read(void)
     gai_process.log_is_read = 1;
 }
 
+/* A failure of gai_watch_forks is told by the calls that need the driver. */
+static void gai_log_lock(void)
+{
+    (void)gai_watch_forks();
+    gai_lock_on(&gai_locks.log);
+}
+
 /* Ends log:off: a mistake in the variables that set the log is logged in any case, since it refuses all requests. */
 static void gai_log_failures(void)
 {
-    gai_lock_on(&gai_locks.log);
+    gai_log_lock();
     gai_log_level_read();
     if (gai_process.log_level == GALLOC_LOG_OFF) gai_process.log_level = GALLOC_LOG_ERROR;
     gai_lock_off(&gai_locks.log);
@@ -14988,7 +15028,7 @@ static void gai_log_line(int level, int folds)
     uint64_t hidden = 0;
     int shows;
     if (gai_thread.in_log) return;
-    gai_lock_on(&gai_locks.log);
+    gai_log_lock();
     gai_log_level_read();
     shows = level <= gai_process.log_level &&
             (!folds || gai_process.log_level == GALLOC_LOG_DEBUG || gai_repeat_shows(gai_thread.message, &hidden));
@@ -20438,7 +20478,7 @@ GALLOC_API const char *galloc_last_message(void) { return gai_thread.last; }
 
 GALLOC_API void galloc_set_log(void (*call)(int level, const char *text, void *user), void *user)
 {
-    gai_lock_on(&gai_locks.log);
+    gai_log_lock();
     gai_process.log_function = call;
     gai_process.log_user = user;
     gai_lock_off(&gai_locks.log);

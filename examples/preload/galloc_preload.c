@@ -224,7 +224,8 @@ static look_up_symbol *real_dlsym;
 static pthread_once_t driver_once = PTHREAD_ONCE_INIT;
 static int driver_found; /* 1: `real` and `cu` are filled, and devices may be served */
 static int served;       /* 1: galloc serves a device */
-static int forked;       /* 1: a child made by fork of a process that galloc served: CUDA does not work in it */
+static int met;          /* 1: the program has a context; set before `lock` and `stream_lock` are taken */
+static int forked;       /* 1: a child made by fork of such a process: CUDA does not work in it */
 
 /* The C library's dlsym. Its versions: of glibc 2.34, of x86-64, of aarch64. */
 static look_up_symbol *find_dlsym(void)
@@ -252,7 +253,7 @@ static void *entry_of(const char *name, int version, int own)
     return result ? NULL : entry;
 }
 
-static void forked_child(void) { forked = served; }
+static void forked_child(void) { forked = __atomic_load_n(&met, __ATOMIC_RELAXED); }
 
 #define FIND_CALL(name, arguments) found = entry_of("cu" #name, 12000, 0), memcpy(&cu.name, &found, sizeof cu.name);
 
@@ -664,6 +665,7 @@ static CUresult meet(CUcontext context, device **found)
     CUresult result = ordinal_of(context, &ordinal);
     device *d;
     *found = NULL;
+    __atomic_store_n(&met, 1, __ATOMIC_RELAXED);
     if (result || ordinal < 0 || ordinal >= MAX_DEVICES) return CUDA_SUCCESS; /* the driver knows what is wrong */
     d = &devices[ordinal];
     if (__atomic_load_n(&d->state, __ATOMIC_ACQUIRE) == ASIDE) return CUDA_SUCCESS;

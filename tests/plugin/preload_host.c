@@ -1447,6 +1447,46 @@ TEST(fork_child)
     finish();
 }
 
+static int opening; /* 1: a thread is in the call that opens the device; 2: it may go on */
+
+static void wait_in_opening(const char *function)
+{
+    if (strcmp(function, "cuStreamCreate")) return;
+    __atomic_store_n(&opening, 1, __ATOMIC_RELEASE);
+    while (__atomic_load_n(&opening, __ATOMIC_ACQUIRE) < 2) usleep(1000);
+}
+
+static void *open_by_alloc(void *unused)
+{
+    OK(cu.CtxSet(primary[0]));
+    OK(cu.Free(alloc(3 * MiB)));
+    return unused;
+}
+
+/* A fork while another thread opens the device. */
+TEST(fork_during_the_first_call)
+{
+    pthread_t thread;
+    pid_t child;
+    int status = -1;
+    begin(1);
+    sim_hook(wait_in_opening, NULL);
+    EXPECT_EQ(pthread_create(&thread, NULL, open_by_alloc, NULL), 0);
+    while (__atomic_load_n(&opening, __ATOMIC_ACQUIRE) < 1) usleep(1000);
+    child = fork();
+    if (!child) {
+        CUdeviceptr mine = 0;
+        (void)alarm(5);
+        _exit(cu.Alloc(&mine, MiB) || by_driver() != 1 || cu.Free(mine));
+    }
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    __atomic_store_n(&opening, 2, __ATOMIC_RELEASE);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    sim_hook(NULL, NULL);
+    finish();
+}
+
 /* A fork before the first use of CUDA leaves a child that may use it. */
 TEST(fork_before_cuda)
 {

@@ -109,6 +109,8 @@ void inside_log_anew(void)
 void inside_hold_budget(int on) { inside_hold(&gai_locks.budget, on); }
 
 void inside_hold_log(int on) { inside_hold(&gai_locks.log, on); }
+void inside_hold_names(int on) { inside_hold(&gai_locks.tags, on); }
+void inside_hold_global(int on) { inside_hold(&gai_locks.global, on); }
 
 size_t inside_message_size(void) { return sizeof gai_thread.message; }
 

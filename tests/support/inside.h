@@ -47,6 +47,8 @@ void inside_driver_use(inside_driver driver);
 void inside_log_level(int level); /* GALLOC_LOG_... */
 void inside_log_anew(void);       /* as before the first line: GALLOC_CONF is read again */
 void inside_hold_log(int on);     /* the log's lock, by this thread */
+void inside_hold_names(int on);   /* the lock of tags, by this thread */
+void inside_hold_global(int on);  /* the global lock, by this thread */
 void inside_hold_budget(int on);  /* that of the limits of all devices, likewise */
 size_t inside_message_size(void); /* bytes of what galloc_last_message returns */
 void inside_forget_pools(void);   /* those that a failed test left behind */

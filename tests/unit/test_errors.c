@@ -38,6 +38,128 @@ static void expect_same(const galloc_stats *a, const galloc_stats *b)
     EXPECT_EQ(a->frees, b->frees);
 }
 
+/* ---- forks around the first call --------------------------------------------------------------------------------- */
+
+static struct {
+    int holds; /* 1: the thread has the locks, or is in the call; 2: it may go on */
+} meanwhile;
+
+static void wait_for(int state)
+{
+    while (__atomic_load_n(&meanwhile.holds, __ATOMIC_ACQUIRE) < state) usleep(1000);
+}
+
+static void reach(int state) { __atomic_store_n(&meanwhile.holds, state, __ATOMIC_RELEASE); }
+
+/* What the child returns: its status, or -1 if it had to be ended. */
+static int status_of(pid_t child)
+{
+    int status = 0;
+    for (int i = 0; i < 1000; i++) {
+        if (waitpid(child, &status, WNOHANG) == child) return status;
+        usleep(10000);
+    }
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    return -1;
+}
+
+static void *name_and_hold_locks(void *unused)
+{
+    OK(galloc_tag_name(7, "weights"));
+    inside_hold_global(1);
+    inside_hold_names(1);
+    reach(1);
+    usleep(100000);
+    inside_hold_names(0);
+    wait_for(2);
+    inside_hold_global(0);
+    return unused;
+}
+
+/* Another thread is in galloc_tag_name or galloc_annotate while this one forks. */
+static void fork_before_the_first_call(void)
+{
+    galloc_config config = galloc_config_default();
+    pthread_t thread;
+    reach(0);
+    pthread_create(&thread, NULL, name_and_hold_locks, NULL);
+    wait_for(1);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        void *p = NULL;
+        test_failures = 0;
+        OK(galloc_tag_name(7, "gradients"));
+        OK(galloc_annotate("child"));
+        FAILS(galloc_config_parse(&config, "no_such_key:1", NULL, 0), cudaErrorInvalidValue);
+        OK(galloc_malloc(&p, 1000, NULL)); /* the simulated device works in it, too */
+        OK(galloc_free(p, NULL));
+        _exit(test_failures ? 1 : 0);
+    }
+    EXPECT_EQ(status_of(child), 0);
+    reach(2);
+    pthread_join(thread, NULL);
+    OK(galloc_tag_name(7, NULL));
+}
+
+static int allocate_in_child(cudaError_t expected)
+{
+    void *p = NULL;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) _exit(galloc_malloc(&p, 1000, NULL) == expected ? 0 : 1);
+    return status_of(child);
+}
+
+/* The parent has no driver that the child could not use. */
+static void fork_after_a_first_call_that_failed(void)
+{
+    void *p = NULL;
+    sim_fail("cuInit", 1, 1, cudaErrorNoDevice);
+    FAILS(galloc_malloc(&p, 1000, NULL), cudaErrorNoDevice);
+    sim_fail_clear();
+    EXPECT_EQ(allocate_in_child(cudaSuccess), 0);
+}
+
+static void wait_in_the_first_call(const char *function)
+{
+    if (strcmp(function, "cuInit")) return;
+    reach(1);
+    wait_for(2);
+}
+
+static void *make_the_first_call(void *unused)
+{
+    void *p = NULL;
+    OK(galloc_malloc(&p, 1000, NULL));
+    OK(galloc_free(p, NULL));
+    return unused;
+}
+
+static void fork_during_the_first_call(void)
+{
+    pthread_t thread;
+    reach(0);
+    sim_hook(wait_in_the_first_call, NULL);
+    pthread_create(&thread, NULL, make_the_first_call, NULL);
+    wait_for(1);
+    EXPECT_EQ(allocate_in_child(cudaErrorInitializationError), 0);
+    reach(2);
+    pthread_join(thread, NULL);
+    sim_hook(NULL, NULL);
+}
+
+/* This test comes first: the process has not called CUDA yet. */
+TEST(a_child_is_refused_from_the_first_call_on)
+{
+    begin();
+    fork_before_the_first_call();
+    fork_after_a_first_call_that_failed();
+    fork_during_the_first_call();
+    finish();
+}
+
 /* ---- arguments --------------------------------------------------------------------------------------------------- */
 
 TEST(null_arguments)
