@@ -7064,6 +7064,25 @@ static CUresult gai_event_new(galloc_pool *pool, gai_stream *stream, CUevent *ev
     return result;
 }
 
+/* Waits for the work that comes before a stream's next operation. For a blocking stream that includes earlier work of
+   the legacy stream, which cuStreamSynchronize leaves out until an operation follows in the stream: an event is one.
+   The stream's context is current. [no lock] */
+static CUresult gai_stream_finish(galloc_pool *pool, CUstream stream)
+{
+    CUevent event;
+    CUresult result = CUDA_SUCCESS;
+    if (stream && stream != CU_STREAM_LEGACY) {
+        result = GAI_CALL(pool, event_create, EventCreate, (&event, CU_EVENT_DISABLE_TIMING));
+        if (result) {
+            result = GAI_CALL(pool, stream_synchronize, StreamSynchronize, (CU_STREAM_LEGACY));
+        } else {
+            result = GAI_CALL(pool, event_record, EventRecord, (event, stream));
+            (void)GAI_CALL(pool, event_destroy, EventDestroy, (event));
+        }
+    }
+    return result ? result : GAI_CALL(pool, stream_synchronize, StreamSynchronize, (stream));
+}
+
 /* An event to record: an idle one or a new one. [lock], released meanwhile. */
 static gai_event *gai_event_get(galloc_pool *pool, gai_stream *stream, CUresult *result)
 {
@@ -7653,8 +7672,7 @@ static void gai_block_await(galloc_pool *pool, gai_block *block, gai_stream *str
     stream->busy++;
     gai_lock_off(&pool->lock);
     if (gai_stream_health(stream) == GAI_ALIVE && !gai_scope_enter(&scope, stream->context)) {
-        if (gai_stream_is_reachable(stream))
-            result = GAI_CALL(pool, stream_synchronize, StreamSynchronize, (stream->handle));
+        if (gai_stream_is_reachable(stream)) result = gai_stream_finish(pool, stream->handle);
         gai_scope_leave(&scope);
     }
     if (result) gai_pool_note(pool, result);
@@ -13320,7 +13338,7 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site
     if (site->capture) return gai_stream_refused(site); /* a captured stream cannot be waited for */
     if (!result) result = gai_scope_enter(&scope, site->context);
     if (!result) {
-        result = GAI_CALL(pool, stream_synchronize, StreamSynchronize, (site->handle));
+        result = gai_stream_finish(pool, site->handle);
         gai_scope_leave(&scope);
     }
     if (result) return gai_driver_failed(result, "no host memory for the state of a stream; the wait for it");
@@ -21171,15 +21189,14 @@ static CUresult gai_override_wait(CUcontext primary, CUdevice device)
 }
 
 /* In CUDA, a free on the legacy stream is work there: it comes after earlier work of all blocking streams, and before
-   their later work. galloc queues no work, so an event does it. While a blocking stream is captured, an event would end
-   the capture; then the driver's answer about the legacy stream is an error. */
+   their later work. A free on a blocking stream comes after earlier work of the legacy stream. galloc queues no work,
+   so an event does it. While a blocking stream is captured, an event would end the capture; then the driver's answer
+   about the legacy stream is an error. */
 static CUresult gai_override_order(CUstream stream)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUevent event = NULL;
-    CUresult result;
-    if (stream && stream != CU_STREAM_LEGACY) return CUDA_SUCCESS;
-    result = gai_cu.StreamIsCapturing(stream, &status);
+    CUresult result = gai_cu.StreamIsCapturing(stream, &status);
     if (!result) result = gai_cu.EventCreate(&event, CU_EVENT_DISABLE_TIMING);
     if (result) return result;
     result = gai_cu.EventRecord(event, stream);
@@ -21199,7 +21216,10 @@ static cudaError_t gai_override_return(void *ptr, CUdevice device, cudaStream_t 
     gai_scope scope;
     CUcontext primary = NULL;
     cudaError_t error;
-    CUresult result = how == GALLOC_OVERRIDE_STREAM ? gai_cu.StreamSynchronize(stream) : CUDA_SUCCESS;
+    CUresult result = CUDA_SUCCESS;
+    if (how == GALLOC_OVERRIDE_STREAM) result = gai_override_order(stream);
+    if (result) return gai_override_failed(ptr, result, "ordering the stream");
+    if (how == GALLOC_OVERRIDE_STREAM) result = gai_cu.StreamSynchronize(stream);
     if (result) return gai_override_failed(ptr, result, "cuStreamSynchronize");
     result = gai_cu.DevicePrimaryCtxRetain(&primary, device);
     if (result) return gai_override_failed(ptr, result, "cuDevicePrimaryCtxRetain");
@@ -21233,7 +21253,7 @@ GALLOC_API cudaError_t galloc_override_free(void *ptr, cudaStream_t stream, int 
     if (error == cudaErrorCudartUnloading) return galloc_free(ptr, stream);
     if (error) return gai_end(__func__, error);
     if (how != GALLOC_OVERRIDE_ORDERED) return gai_end(__func__, gai_override_return(ptr, info.device, stream, how));
-    result = gai_override_order(stream);
+    result = stream && stream != CU_STREAM_LEGACY ? CUDA_SUCCESS : gai_override_order(stream);
     if (result) return gai_end(__func__, gai_override_failed(ptr, result, "ordering the legacy stream"));
     return galloc_free(ptr, stream);
 }

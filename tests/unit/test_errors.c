@@ -552,7 +552,7 @@ TEST(a_free_without_host_memory_is_done_with_recorded_streams)
     OK(galloc_free(p, u));
     EXPECT(sim_failed_mallocs() > 0);
     sim_fail_clear();
-    EXPECT_EQ(sim_calls("cuEventRecord"), records + 1);
+    EXPECT_EQ(sim_calls("cuEventRecord"), records + 2); /* on t, and for the wait */
     stream_end(t);
     OK(galloc_free(get_used(pool, MIB(2), s, 2), s));
     OK(galloc_free(get_used(pool, MIB(2), u, 3), u));
@@ -589,6 +589,31 @@ TEST(a_free_without_host_memory_of_no_block_is_refused)
     stream_end(s);
     stream_end(t);
     finish();
+}
+
+/* A free on a blocking stream comes after earlier work of the legacy stream, also where it is a wait. */
+TEST(a_free_without_host_memory_waits_for_the_legacy_stream)
+{
+    for (int refused = 0; refused < 2; refused++) {
+        begin_still();
+        cudaStream_t s = stream_new(), blocking = NULL;
+        galloc_pool *pool = pool_new(NULL);
+        void *p = get_used(pool, MIB(2), cudaStreamLegacy, 1), *q;
+        OK(cudaStreamCreate(&blocking));
+        sim_fail_malloc(1, 0); /* the state of `blocking` */
+        if (refused) sim_fail("cuEventCreate", 1, 0, cudaErrorMemoryAllocation);
+        OK(galloc_free(p, blocking));
+        EXPECT(sim_failed_mallocs() > 0);
+        EXPECT_EQ(sim_failed(), refused);
+        sim_fail_clear();
+        q = get_used(pool, MIB(2), s, 2);
+        EXPECT(q == p);
+        OK(galloc_free(q, s));
+        stream_end(blocking);
+        stream_end(s);
+        pool_end(pool);
+        finish();
+    }
 }
 
 /* How many streams are named decides where they are noted, and nothing else. */

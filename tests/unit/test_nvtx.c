@@ -530,6 +530,23 @@ TEST(a_region_outlasts_the_work_queued_before)
     finish_told();
 }
 
+/* A free on a blocking stream comes after the legacy stream's work, and so does the end of the region. */
+TEST(a_region_outlasts_the_legacy_streams_work)
+{
+    attached(0, 0, SIM_PACE_STILL);
+    cudaStream_t blocking = NULL;
+    galloc_pool *pool = pool_expandable(1);
+    OK(cudaStreamCreate(&blocking));
+    void *p = get(pool, MIB(8), cudaStreamLegacy);
+    touch(cudaStreamLegacy, p, MIB(8));
+    OK(galloc_free(p, blocking));
+    OK(cudaDeviceSynchronize());
+    EXPECT_EQ(tool.strays, 0);
+    OK(cudaStreamDestroy(blocking));
+    pool_end(pool);
+    finish_told();
+}
+
 TEST(a_region_has_the_size_of_its_block)
 {
     with_tool();

@@ -175,6 +175,26 @@ TEST(free_waits)
     no_findings();
 }
 
+/* In CUDA, that is the order of a blocking stream's operations, also of one that has had none so far. */
+TEST(a_free_on_a_blocking_stream_comes_after_the_legacy_streams_work)
+{
+    start();
+    cudaStream_t blocking = NULL, other = stream_new();
+    OK(cudaStreamCreate(&blocking));
+    for (int i = 0; i < 2; i++) {
+        void *p = alloc(MIB(8)), *q;
+        put(0, p, MIB(8), 1);
+        OK(cudaFreeAsync(p, i ? cudaStreamPerThread : blocking));
+        q = alloc(MIB(8));
+        EXPECT(q == p);
+        put(other, q, MIB(8), 2);
+        OK(cudaFree(q));
+    }
+    stream_end(blocking);
+    stream_end(other);
+    no_findings();
+}
+
 TEST(either_function_frees)
 {
     start();
