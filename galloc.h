@@ -18295,30 +18295,33 @@ static int gai_pool_has_events_out(galloc_pool *pool)
     return stream != NULL;
 }
 
-/* Checks what is in quarantine, and frees it. Waits for the device, and then for a copy from each block, on the
-   thread's own default stream. A copy that cannot be waited for is work on an unknown stream. In the pool's context.
-   [paging] */
-static void gai_pool_end_quarantine(galloc_pool *pool)
+/* Checks what is in quarantine, and frees it. `waits`: waits for the device before; otherwise blocks stay from the
+   first one on whose marks are not known to be complete. Then waits for a copy from each block, on the thread's own
+   default stream. A copy that cannot be waited for is work on an unknown stream. Returns the number of blocks freed. In
+   the pool's context. [paging] */
+static size_t gai_pool_end_quarantine(galloc_pool *pool, int waits)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     gai_site site;
-    size_t n;
+    size_t n, freed;
     int may;
     gai_lock_on(&pool->lock);
     n = pool->guards.kept;
     gai_lock_off(&pool->lock);
-    if (!n) return;
-    may = !gai_pool_wait(pool) && !gai_cu.StreamIsCapturing(CU_STREAM_PER_THREAD, &status);
+    if (!n) return 0;
+    may = !(waits && gai_pool_wait(pool)) && !gai_cu.StreamIsCapturing(CU_STREAM_PER_THREAD, &status);
     memset(&site, 0, sizeof site);
     site.handle = CU_STREAM_PER_THREAD;
     site.context = pool->context;
     site.own_context = 1;
     gai_lock_on(&pool->lock);
-    for (; n && pool->guards.kept; n--) {
+    for (freed = 0; freed < n && pool->guards.kept; freed++) {
         int can, checks;
-        gai_block *block = gai_kept_pop(pool, &can);
+        gai_block *block = pool->guards.oldest;
         gai_mark *mark = block->marks;
         while (mark && gai_mark_is_complete(mark)) mark = mark->next;
+        if (mark && !waits) break;
+        (void)gai_kept_pop(pool, &can);
         checks = may && can && !mark && status == CU_STREAM_CAPTURE_STATUS_NONE;
         pool->stats.unchecked += !checks;
         if (checks && gai_kept_check(pool, block, &site, 1))
@@ -18327,31 +18330,32 @@ static void gai_pool_end_quarantine(galloc_pool *pool)
     }
     gai_lock_off(&pool->lock);
     gai_pool_sweep_lost(pool);
+    return freed;
 }
 
-/* Releases unused pages until at most `keep` bytes remain, and waits for the device if too few are known to be
-   complete. `synchronised`: waits only if no event is known to be incomplete. [paging], so nothing is created
-   meanwhile. */
+/* Releases unused pages until at most `keep` bytes remain. If too few are known to be complete, ends the quarantine,
+   and then waits for the device. `synchronised`: waits only if no event is known to be incomplete. [paging], so nothing
+   is created meanwhile. */
 static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchronised, size_t *released)
 {
     CUresult result = CUDA_SUCCESS;
-    size_t before, held;
-    int round;
+    size_t before;
+    int ended = 0, waited = 0;
     if (pool->variant.refresh) pool->variant.refresh(pool);
-    before = held = gai_pool_held(pool);
+    before = gai_pool_held(pool);
     gai_pool_sweep_lost(pool);
     gai_pool_retry(pool);
     *released = before - gai_pool_held(pool);
-    if (held >= keep && !synchronised) gai_pool_end_quarantine(pool);
     gai_pool_poll(pool);
     gai_pool_limit_stale(pool);
-    for (round = 0; round < 2; round++) {
-        size_t gone = 0;
-        held = gai_pool_held(pool);
+    for (;;) {
+        size_t gone = 0, held = gai_pool_held(pool);
         if (held > keep) pool->replaceable = 0; /* less is to be held than when those pages were given back */
         if (held > keep) gone = gai_pool_release(pool, held - keep);
         *released += gone;
-        if (held - gone <= keep || round || (synchronised && gai_pool_has_events_out(pool))) break;
+        if (held - gone <= keep) break;
+        if (!ended++ && gai_pool_end_quarantine(pool, !synchronised)) continue;
+        if (waited++ || (synchronised && gai_pool_has_events_out(pool))) break;
         result = gai_pool_wait(pool);
         gai_pool_count(pool, GAI_COUNT_WAIT);
     }

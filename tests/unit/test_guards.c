@@ -2257,4 +2257,71 @@ TEST(a_sync_point_does_not_wait_for_the_quarantine)
     finish();
 }
 
+/* The blocks that the program has waited for leave, checked. */
+TEST(a_sync_point_gives_back_what_is_in_the_quarantine)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    size_t released;
+    OK(galloc_config_parse(&config, "debug:quarantine,release_threshold:0,growth:2M", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(4), s), *q = get(pool, MIB(4), s), *busy = get(pool, MIB(2), t);
+    OK(galloc_free(p, s));
+    OK(cudaMemsetAsync(p, 1, 100, s));
+    OK(cudaStreamSynchronize(s));
+    put(t, busy, MIB(2), 1);
+    OK(galloc_free(q, s)); /* the program does not wait for this one */
+    long waits = sim_blocking_calls();
+    OK(galloc_pool_sync_point(pool, &released));
+    EXPECT_EQ(sim_blocking_calls(), waits + 1); /* for the copy */
+    EXPECT_EQ(released, MIB(4));
+    EXPECT_EQ(stats_of(pool).damages, 1);
+    EXPECT_EQ(stats_of(pool).unchecked, 0);
+    OK(cudaStreamSynchronize(s));
+    OK(galloc_pool_sync_point(pool, &released));
+    EXPECT_EQ(released, MIB(4));
+    EXPECT_EQ(stats_of(pool).unchecked, 0);
+    OK(galloc_free(busy, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* Memory known to be unused goes first; the quarantine and the wait are for what that lacks. */
+TEST(a_trim_waits_for_the_quarantine_only_if_need_be)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    size_t released;
+    OK(galloc_config_parse(&config, "debug:quarantine,quarantine_bytes:1M,growth:2M", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    void *busy = get(pool, MIB(2), t), *k;
+    OK(galloc_free(get_used(pool, MIB(64), s, 1), s)); /* more than the quarantine takes */
+    k = get(pool, MIB(1), s);
+    OK(galloc_free(k, s)); /* stays there */
+    OK(cudaStreamSynchronize(s));
+    put(t, busy, MIB(2), 1);
+    long waits = sim_blocking_calls();
+    size_t held = stats_of(pool).reserved.current;
+    for (int pages = 0; pages < 3; pages += 2) {
+        OK(galloc_pool_trim(pool, held - MIB(pages), &released));
+        EXPECT_EQ(released, MIB(pages));
+    }
+    EXPECT_EQ(sim_blocking_calls(), waits);
+    EXPECT(!sim_stream_done(t));
+    void *again = get(pool, MIB(1), s);
+    EXPECT(again != k);
+    OK(galloc_pool_trim(pool, 0, &released));
+    EXPECT(sim_stream_done(t));
+    OK(galloc_free(again, s));
+    OK(galloc_free(busy, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 TEST_MAIN()
