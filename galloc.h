@@ -12259,7 +12259,8 @@ static int gai_step_wait_device(gai_job *job)
 
 /* Makes other pools of the device give back idle memory. The first pass skips pools whose `paging` lock is busy or that
    have an on_unmap callback, and cudaMalloc segments, whose release waits. The `last` pass skips none: it releases this
-   pool's `paging` lock while it holds the other one, waits for the device, and may call on_unmap. */
+   pool's `paging` lock while it holds the other one, waits for the device, frees what is in quarantine, unchecked, and
+   may call on_unmap. */
 static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
 {
     galloc_pool *other = NULL;
@@ -12281,8 +12282,10 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
             gai_pool_poll(other);
             if (last || other->config.expandable_segments || other->variant.refresh)
                 given += gai_pool_release(other, wanted - given);
-            if (last && given < wanted && gai_pool_held(other) && !gai_pool_wait(other))
+            if (last && given < wanted && gai_pool_held(other) && !gai_pool_wait(other)) {
                 given += gai_pool_release(other, wanted - given);
+                if (given < wanted && gai_pool_free_kept(other)) given += gai_pool_release(other, wanted - given);
+            }
             gai_scope_leave(&scope);
             gai_lock_off(&other->paging);
         }

@@ -1127,6 +1127,28 @@ TEST(the_quarantine_gives_way_to_requests)
     finish();
 }
 
+/* Likewise before a request of another pool of the device is refused. */
+TEST(the_quarantine_gives_way_to_other_pools)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    config.device_limit = MIB(64);
+    galloc_pool *kept = pool_quarantine(MIB(4)), *other = pool_new(&config);
+    OK(galloc_free(get(kept, MIB(4), s), s));
+    OK(galloc_free(get_used(kept, MIB(20), t, 1), t)); /* larger than the quarantine */
+    OK(galloc_free(get(other, MIB(56), s), s)); /* there is enough beside the quarantine, after a wait */
+    EXPECT_EQ(stats_of(kept).unchecked, 0);
+    OK(galloc_free(get(other, MIB(62), s), s));
+    EXPECT_EQ(stats_of(kept).reserved.current, 0);
+    EXPECT_EQ(stats_of(kept).unchecked, 1);
+    pool_end(kept);
+    pool_end(other);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 TEST(the_quarantine_is_in_no_list_of_what_is_live)
 {
     begin_backed(SIM_PACE_RANDOM);
