@@ -865,8 +865,8 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
      pool     the pool for captured allocations; NULL: the group's, for a new group the default pool of the stream's
               device
      stream   not the legacy stream; it must live until galloc_graph_end
-     Returns  also cudaErrorNotPermitted: the group has begun already, or another one has with this stream or capture;
-              cudaErrorNotSupported with backend:cudaMallocAsync; cudaErrorStreamCaptureInvalidated;
+     Returns  also cudaErrorNotPermitted: the group has begun already, or another one of the pool has with this stream
+              or capture; cudaErrorNotSupported with backend:cudaMallocAsync; cudaErrorStreamCaptureInvalidated;
               cudaErrorMemoryAllocation (host). After an error *graph is as before */
 GALLOC_API cudaError_t galloc_graph_begin(galloc_graph **graph, galloc_pool *pool, cudaStream_t stream);
 
@@ -13868,8 +13868,8 @@ static void gai_capture_join(galloc_pool *pool, gai_capture *capture, galloc_gra
 }
 
 /* Adds the later captures of the site's stream to the group, and also the capture that is in progress. Fails if the
-   group has begun already, or if the stream or its capture belongs to another group. `made`: a new group to be
-   linked. */
+   group has begun already, or if the stream or its capture belongs to another group of the pool. `made`: a new group to
+   be linked. */
 static cudaError_t gai_graph_begin(galloc_pool *pool, const galloc_graph *handle, galloc_graph *made,
                                    const gai_site *site)
 {

@@ -747,6 +747,29 @@ TEST(free_blocks_meet_when_their_capture_joins_a_group)
     finish();
 }
 
+/* A group takes a stream from other groups of its pool, not from those of other pools. */
+TEST(groups_of_two_pools_begin_with_one_stream)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pools[2] = {pool_for(3), pool_for(3)};
+    galloc_graph *groups[2] = {NULL, NULL}, *third = NULL;
+    for (int i = 0; i < 2; i++) OK(galloc_graph_begin(&groups[i], pools[i], s));
+    for (int i = 0; i < 2; i++) EXPECT_EQ(galloc_graph_begin(&third, pools[i], s), cudaErrorNotPermitted);
+    capture_begin(s);
+    for (int i = 0; i < 2; i++) (void)pass(pools[i], s, 1);
+    cudaGraph_t graph = capture_end(s);
+    for (int i = 0; i < 2; i++) EXPECT_EQ(stats_of(pools[i]).graphs, 1);
+    OK(cudaGraphDestroy(graph));
+    for (int i = 0; i < 2; i++) {
+        OK(galloc_graph_end(groups[i]));
+        OK(galloc_graph_release(groups[i], s));
+        pool_end(pools[i]);
+    }
+    stream_end(s);
+    finish();
+}
+
 /* A capture stays in the group that it began in, though another group begins on its stream once the first has ended. */
 TEST(a_capture_of_one_group_goes_over_to_no_other)
 {
