@@ -399,6 +399,24 @@ TEST(what_is_another_message_or_comes_later_is_no_repeat)
     finish_logging();
 }
 
+static void fail_in_kinds(int kinds, int rounds)
+{
+    for (int i = 0; i < kinds * rounds; i++) {
+        char text[] = "aq:1"; /* another key, so another kind of line */
+        galloc_config config = galloc_config_default();
+        text[0] = (char)('a' + i % kinds);
+        EXPECT_EQ(galloc_config_parse(&config, text, NULL, 0), cudaErrorInvalidValue);
+    }
+}
+
+TEST(sixteen_kinds_of_messages_that_alternate_are_counted)
+{
+    begin_logging(NULL);
+    fail_in_kinds(16, 100);
+    EXPECT_EQ(log_lines, 16 * 3);
+    finish_logging();
+}
+
 TEST(kinds_of_messages_beyond_those_that_are_remembered_are_all_told)
 {
     begin_logging(NULL);
