@@ -926,7 +926,8 @@ GALLOC_API cudaError_t galloc_config_print(const galloc_config *config, char *te
      Returns  also cudaErrorInvalidDevice, cudaErrorMemoryAllocation (host memory or address space) */
 GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_config *config);
 
-/* Destroys a pool and returns its memory to the device.
+/* Destroys a pool and returns its memory to the device. Its handle is refused from then on; after more than 250,000
+   other pools a new one may have it.
      Returns  also cudaErrorNotPermitted: blocks of the pool are still used, or graphs own memory of it; it is a default
               pool; the call comes from a callback while another call is in the pool; or it comes from on_map or
               on_unmap and the pool has one of these callbacks and holds memory. After a driver's error the pool
@@ -18015,7 +18016,8 @@ static void gai_pool_start_collector(galloc_pool *pool)
     if (pool->collects) collector->look = 0;
 }
 
-/* Gives the pool the next handle of its memory. Handles repeat after sizeof(galloc_pool) pools. */
+/* Gives the pool the next handle of its memory. Handles repeat after sizeof(galloc_pool) pools, see
+   galloc_pool_destroy. */
 static void gai_pool_name(galloc_pool *pool)
 {
     pool->handle = (galloc_pool *)(void *)((char *)pool + pool->lives);
