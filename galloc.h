@@ -21214,6 +21214,17 @@ static CUresult gai_override_order(CUstream stream)
     return result;
 }
 
+/* Waits for a stream. In another mode than this the wait would end captures of other streams. */
+static CUresult gai_override_finish(CUstream stream)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    CUresult result = gai_cu.ThreadExchangeStreamCaptureMode(&mode);
+    if (result) return result;
+    result = gai_cu.StreamSynchronize(stream);
+    (void)gai_cu.ThreadExchangeStreamCaptureMode(&mode);
+    return result;
+}
+
 /* Once the driver has shut down, a free succeeds and does nothing. */
 static cudaError_t gai_override_failed(void *ptr, CUresult result, const char *call)
 {
@@ -21229,7 +21240,7 @@ static cudaError_t gai_override_return(void *ptr, CUdevice device, cudaStream_t 
     CUresult result = CUDA_SUCCESS;
     if (how == GALLOC_OVERRIDE_STREAM) result = gai_override_order(stream);
     if (result) return gai_override_failed(ptr, result, "ordering the stream");
-    if (how == GALLOC_OVERRIDE_STREAM) result = gai_cu.StreamSynchronize(stream);
+    if (how == GALLOC_OVERRIDE_STREAM) result = gai_override_finish(stream);
     if (result) return gai_override_failed(ptr, result, "cuStreamSynchronize");
     result = gai_cu.DevicePrimaryCtxRetain(&primary, device);
     if (result) return gai_override_failed(ptr, result, "cuDevicePrimaryCtxRetain");

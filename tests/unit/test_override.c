@@ -154,6 +154,28 @@ TEST(a_call_on_the_legacy_stream_ends_no_capture)
     no_findings();
 }
 
+/* In each capture mode; the stream of the free is not captured. */
+TEST(a_free_of_cudamallocs_memory_ends_no_capture)
+{
+    start();
+    cudaStream_t captured = stream_new(), s = stream_new();
+    static const enum cudaStreamCaptureMode modes[] = {
+        cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed};
+    for (int i = 0; i < 3; i++) {
+        cudaGraph_t graph = NULL;
+        void *p = alloc(KIB(64));
+        put(s, p, KIB(64), 1);
+        OK(cudaStreamBeginCapture(captured, modes[i]));
+        OK(cudaFreeAsync(p, s));
+        EXPECT(sim_stream_done(s));
+        OK(cudaStreamEndCapture(captured, &graph));
+        OK(cudaGraphDestroy(graph));
+    }
+    stream_end(captured);
+    stream_end(s);
+    no_findings();
+}
+
 TEST(free_waits)
 {
     start();
