@@ -392,8 +392,8 @@ enum {
     GALLOC_LOG_OFF = 0,   /* no line; but as GALLOC_LOG_ERROR once GALLOC_CONF (or PyTorch's variable) was refused */
     GALLOC_LOG_ERROR = 1, /* one line for each call that fails. Of lines that differ only in numbers, the first, the
                              10th, the 100th and so on are logged, and otherwise one a second, with a count: "(and 89
-                             similar lines)"; but each line about a damaged block (debug) is. Counted are the 16 kinds
-                             of lines that began last: of a kind that 16 newer ones follow, the next line is a first */
+                             similar lines)"; but each line about a damaged block (debug) is. galloc counts 16
+                             kinds of lines; a new kind takes the place of the oldest, whose count then starts anew */
     GALLOC_LOG_INFO = 2,  /* (default) also the decisions of strategy:heuristic, and settings that have no effect */
     GALLOC_LOG_DEBUG = 3  /* as info, and every repeated line */
 };
