@@ -650,6 +650,50 @@ TEST(what_a_graph_gives_back_meanwhile_is_not_held)
     }
 }
 
+static cudaStream_t retired_meanwhile;
+
+static void *retire_it(void *arg)
+{
+    OK(galloc_stream_retire(retired_meanwhile));
+    retired_meanwhile = NULL;
+    return arg;
+}
+
+static void retire_during_free(const char *function)
+{
+    pthread_t thread;
+    if (!retired_meanwhile || strcmp(function, "cuMemFreeAsync") != 0) return;
+    EXPECT_EQ(pthread_create(&thread, NULL, retire_it, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+}
+
+/* What another thread retires while the driver frees on it is forgotten as other retired streams are. */
+TEST(a_stream_that_is_retired_during_a_free_is_forgotten)
+{
+    begin();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *p = get_used(pool, MIB(2), s, 1), *q = get_used(pool, MIB(2), s, 1), *r = get_used(pool, MIB(2), t, 1);
+    galloc_stream_stats all[4];
+    int n = 0;
+    OK(galloc_free(q, s));
+    retired_meanwhile = s;
+    sim_hook(retire_during_free, NULL);
+    OK(galloc_free(p, s));
+    sim_hook(NULL, NULL);
+    EXPECT(!retired_meanwhile);
+    stream_end(s);
+    sim_run(-1);
+    OK(galloc_free(r, t));
+    for (int i = 0; i < 300; i++) OK(galloc_free(get(pool, KIB(4), t), t));
+    OK(galloc_pool_streams(pool, all, 4, &n));
+    EXPECT_EQ(n, 1);
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(t);
+    finish();
+}
+
 /* ---- cudaMalloc -------------------------------------------------------------------------------------------------- */
 
 /* No block is used again before the driver has had it back, which it has when the work is known to be done. */

@@ -564,6 +564,30 @@ TEST(a_free_without_host_memory_is_done_with_recorded_streams)
     finish();
 }
 
+/* Where host memory does not suffice for all pages of a block at once, they go one after the other. */
+TEST(a_trim_without_host_memory_gives_page_after_page)
+{
+    begin();
+    galloc_config config = config_limit(GIB(1));
+    config.growth = MIB(2);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *p = get(pool, MIB(2) * 64, s), *q = get(pool, 512, s);
+    OK(galloc_free(p, s));
+    OK(cudaStreamSynchronize(s));
+    inside_drain_blocks(pool);
+    sim_fail_malloc(1, 1);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT(sim_failed_mallocs() > 0);
+    sim_fail_clear();
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(2));
+    OK(galloc_free(q, s));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* What such a free finds after the wait may be no block: then it is refused as any other, and nothing has changed. */
 TEST(a_free_without_host_memory_of_no_block_is_refused)
 {

@@ -332,6 +332,29 @@ TEST(a_stream_goes_on_behind_a_join_of_many)
     }
 }
 
+/* The same without a node that joins them: there are more dependencies than are looked at. */
+TEST(a_stream_goes_on_behind_many)
+{
+    enum { NODES = 150 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_for(2);
+    cudaGraphNode_t after[NODES + 1];
+    cudaGraph_t graph = NULL;
+    OK(cudaGraphCreate(&graph, 0));
+    capture_into(graph, s, NULL, 0);
+    void *p = pass(pool, s, 1);
+    after[NODES] = last_node(graph);
+    for (int i = 0; i < NODES; i++) OK(cudaGraphAddEmptyNode(&after[i], graph, NULL, 0));
+    OK(cudaStreamUpdateCaptureDependencies(s, after, PLAIN_EDGES NODES + 1, cudaStreamSetCaptureDependencies));
+    EXPECT(pass(pool, s, 2) == p);
+    (void)capture_end(s);
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* Many nodes between two calls: what is too far away counts as before, as a stream's past. */
 TEST(a_stream_goes_on_however_much_was_captured_since)
 {
