@@ -318,8 +318,6 @@ static struct {
 } truth[TURNS];
 
 SITE void *site_checked(galloc_pool *pool, int turn);
-SITE void *site_winding(galloc_pool *pool, int turn, unsigned path, int depth);
-
 SITE void *site_checked(galloc_pool *pool, int turn)
 {
     void *ptr = NULL;
@@ -329,22 +327,39 @@ SITE void *site_checked(galloc_pool *pool, int turn)
     return ptr;
 }
 
-/* Its frame has one of three sizes, and one of two places calls on. */
-SITE void *site_winding(galloc_pool *pool, int turn, unsigned path, int depth)
-{
-    volatile char room[16 + 48 * (path % 3)];
-    void *ptr;
-    room[0] = room[sizeof room - 1] = 1;
-    if (depth == 0) return site_checked(pool, turn);
-    if (path / 3 % 2) {
-        ptr = site_winding(pool, turn, path / 6, depth - 1);
-        __asm__ volatile("# 0");
-    } else {
-        ptr = site_winding(pool, turn, path / 6, depth - 1);
-        __asm__ volatile("# 1");
+typedef void *winding(galloc_pool *pool, int turn, unsigned path, int depth);
+static winding *const windings[3];
+
+/* Frames of three sizes; one of two places calls on. */
+#define WINDING(name, bytes)                                                                                           \
+    SITE winding name;                                                                                                 \
+    SITE void *name(galloc_pool *pool, int turn, unsigned path, int depth)                                             \
+    {                                                                                                                  \
+        volatile char room[bytes];                                                                                     \
+        winding *next = windings[path / 6 % 3];                                                                        \
+        void *ptr;                                                                                                     \
+        room[0] = room[sizeof room - 1] = 1;                                                                           \
+        if (depth == 0) return site_checked(pool, turn);                                                               \
+        if (path / 3 % 2) {                                                                                            \
+            ptr = next(pool, turn, path / 6, depth - 1);                                                               \
+            __asm__ volatile("# 0");                                                                                   \
+        } else {                                                                                                       \
+            ptr = next(pool, turn, path / 6, depth - 1);                                                               \
+            __asm__ volatile("# 1");                                                                                   \
+        }                                                                                                              \
+        room[0] = 0;                                                                                                   \
+        return ptr;                                                                                                    \
     }
-    room[0] = 0;
-    return ptr;
+
+WINDING(site_winding_16, 16)
+WINDING(site_winding_64, 64)
+WINDING(site_winding_112, 112)
+
+static winding *const windings[3] = {site_winding_16, site_winding_64, site_winding_112};
+
+static void *wind(galloc_pool *pool, int turn, unsigned path, int depth)
+{
+    return windings[path % 3](pool, turn, path, depth);
 }
 
 /* The place in its file of a return address, as a frame has it. */
@@ -384,7 +399,7 @@ TEST(a_stack_that_was_taken_before_is_that_of_the_call)
         pool = pool_new(&config);
         for (int i = 0; i < TURNS; i++) {
             int depth = (int)roll_below(&d, WINDINGS);
-            void *p = site_winding(pool, i, roll_below(&d, round % 2 ? 6 : 1296), depth);
+            void *p = wind(pool, i, roll_below(&d, round % 2 ? 6 : 1296), depth);
             if (i == TURNS / 2) OK(galloc_pool_history_stacks(pool, round % 3 ? 2 : WINDINGS));
             OK(galloc_free(p, NULL));
         }
