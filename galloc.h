@@ -1414,9 +1414,7 @@ extern "C++" {
 
 #if defined(_WIN32)
 #define GAI_LOCK_STATIC SRWLOCK_INIT
-#define GAI_ONCE_STATIC 0
 typedef SRWLOCK gai_lock;
-typedef int gai_once;
 
 static void gai_lock_init(gai_lock *lock) { InitializeSRWLock(lock); }
 static void gai_lock_end(gai_lock *lock) { (void)lock; }
@@ -1425,9 +1423,7 @@ static void gai_lock_off(gai_lock *lock) { ReleaseSRWLockExclusive(lock); }
 static int gai_lock_try(gai_lock *lock) { return TryAcquireSRWLockExclusive(lock) != 0; }
 #else
 #define GAI_LOCK_STATIC PTHREAD_MUTEX_INITIALIZER
-#define GAI_ONCE_STATIC PTHREAD_ONCE_INIT
 typedef pthread_mutex_t gai_lock;
-typedef pthread_once_t gai_once;
 
 static void gai_lock_init(gai_lock *lock) { (void)pthread_mutex_init(lock, NULL); }
 static void gai_lock_end(gai_lock *lock) { (void)pthread_mutex_destroy(lock); }
@@ -1844,9 +1840,8 @@ typedef void (*gai_log_call)(int level, const char *text, void *user);
    for the latch of a log while `trace` is, and `tags` by a fork while `log` is. */
 static struct {
     gai_lock global, map, budget, log, context, tags, depot, trace;
-    gai_once forks; /* of gai_watch_forks */
 } gai_locks = {GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC,
-               GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_ONCE_STATIC};
+               GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC};
 
 /* Zero-initialised, so that it takes no space in the object file. */
 static struct {
@@ -1857,7 +1852,7 @@ static struct {
     void *forked;        /* not NULL: this is a child of fork */
     void *driver_ready;  /* not NULL once gai_cu is filled */
     uint64_t driver_loads; /* calls that fill gai_cu, or have filled it */
-    int forks_failed;    /* forks cannot be watched */
+    uint64_t forks_are_watched; /* 0 or 1 */
     void *known_pools;   /* `pools`, `ended_pools`, and those about to begin or to end */
     void *default_pool[GAI_DEVICES]; /* written with the global lock */
     void *override_pool[GAI_DEVICES]; /* handles, of galloc_override_malloc; the same */
@@ -1913,47 +1908,6 @@ static void gai_generation_end(void)
     while (!gai_swap(&gai_process.generation, now, now + 1)) now = gai_load(&gai_process.generation);
 }
 
-/* A child of fork inherits the heap but not the driver, so it must use neither. It may still log an error, and without
-   a driver call in the parent it may do all: fork therefore holds the locks of the log and of tags, which leaves them
-   free in the child. Nothing but the driver's first call and galloc_annotate, which reads, takes the global lock before
-   the driver is ready. */
-#if !defined(_WIN32)
-static void gai_before_fork(void)
-{
-    gai_lock_on(&gai_locks.log);
-    gai_lock_on(&gai_locks.tags);
-}
-static void gai_after_fork(void)
-{
-    gai_lock_off(&gai_locks.tags);
-    gai_lock_off(&gai_locks.log);
-}
-static void gai_on_fork(void)
-{
-    if (gai_load(&gai_process.driver_loads)) {
-        gai_store_pointer(&gai_process.forked, &gai_process.forked);
-        gai_store(&gai_process.generation, 0);
-    } else {
-        gai_lock_init(&gai_locks.global);
-    }
-    gai_after_fork();
-}
-
-static void gai_forks_begin(void)
-{
-    gai_process.forks_failed = pthread_atfork(gai_before_fork, gai_after_fork, gai_on_fork);
-}
-
-/* Comes before the first use of a lock that a fork could find taken. Returns 0 unless host memory is missing. */
-static int gai_watch_forks(void)
-{
-    (void)pthread_once(&gai_locks.forks, gai_forks_begin);
-    return gai_process.forks_failed;
-}
-#else
-static int gai_watch_forks(void) { return 0; }
-#endif
-
 #define GAI_NOTE 2
 
 /* A damaged block that was found, until the end of the call that found it. */
@@ -1975,6 +1929,7 @@ typedef struct gai_damage {
 static GAI_THREAD_LOCAL struct {
     char message[544];       /* the error or note of the call under way */
     char last[544];          /* what galloc_last_message returns: the error of the last call that failed */
+    int forks;               /* fork handlers that it is in: they may be registered twice */
     int message_is_new;      /* 1 or GAI_NOTE: it still has to be logged */
     int in_mapping;          /* callbacks on_map and on_unmap that the thread is in */
     int in_shortage;         /* on_oom and on_reject */
@@ -1991,6 +1946,46 @@ static GAI_THREAD_LOCAL struct {
     gai_damage damages[GAI_DAMAGES]; /* the first of those found in this call */
     uint64_t damaged;        /* their number */
 } gai_thread;
+
+/* A child of fork inherits the heap but not the driver, so it must use neither. It may still log an error, and without
+   a driver call in the parent it may do all: fork therefore holds the locks of the log and of tags, which leaves them
+   free in the child. Nothing but the driver's first call and galloc_annotate, which reads, takes the global lock before
+   the driver is ready. */
+#if !defined(_WIN32)
+static void gai_before_fork(void)
+{
+    if (gai_thread.forks++) return;
+    gai_lock_on(&gai_locks.log);
+    gai_lock_on(&gai_locks.tags);
+}
+static void gai_after_fork(void)
+{
+    if (--gai_thread.forks) return;
+    gai_lock_off(&gai_locks.tags);
+    gai_lock_off(&gai_locks.log);
+}
+static void gai_on_fork(void)
+{
+    if (gai_load(&gai_process.driver_loads)) {
+        gai_store_pointer(&gai_process.forked, &gai_process.forked);
+        gai_store(&gai_process.generation, 0);
+    } else {
+        gai_lock_init(&gai_locks.global);
+    }
+    gai_after_fork();
+}
+
+/* Comes before the first use of a lock that a fork could find taken. Returns 0 unless host memory is missing. */
+static int gai_watch_forks(void)
+{
+    if (gai_load(&gai_process.forks_are_watched)) return 0;
+    if (pthread_atfork(gai_before_fork, gai_after_fork, gai_on_fork)) return 1;
+    gai_store(&gai_process.forks_are_watched, 1);
+    return 0;
+}
+#else
+static int gai_watch_forks(void) { return 0; }
+#endif
 
 /* Records the error message at the place where the error is found. The first message of a call is the most specific
    one; later ones are ignored. */
@@ -7071,12 +7066,14 @@ static CUresult gai_event_new(galloc_pool *pool, gai_stream *stream, CUevent *ev
    The stream's context is current. [no lock] */
 static CUresult gai_stream_finish(galloc_pool *pool, CUstream stream)
 {
+    CUstreamCaptureStatus status;
     CUevent event;
     CUresult result = CUDA_SUCCESS;
     if (stream && stream != CU_STREAM_LEGACY) {
         result = GAI_CALL(pool, event_create, EventCreate, (&event, CU_EVENT_DISABLE_TIMING));
         if (result) {
-            result = GAI_CALL(pool, stream_synchronize, StreamSynchronize, (CU_STREAM_LEGACY));
+            result = gai_cu.StreamIsCapturing(CU_STREAM_LEGACY, &status);
+            if (!result) result = GAI_CALL(pool, stream_synchronize, StreamSynchronize, (CU_STREAM_LEGACY));
         } else {
             result = GAI_CALL(pool, event_record, EventRecord, (event, stream));
             (void)GAI_CALL(pool, event_destroy, EventDestroy, (event));
@@ -18309,10 +18306,13 @@ static size_t gai_pool_end_quarantine(galloc_pool *pool, int waits)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     gai_site site;
+    const gai_stream *stream;
     size_t n, freed;
     int may;
     gai_lock_on(&pool->lock);
     n = pool->guards.kept;
+    for (stream = pool->streams; !waits && stream; stream = stream->next)
+        if (gai_is_default_stream(stream->handle) && stream->recorded) n = 0; /* the copies would wait for it */
     gai_lock_off(&pool->lock);
     if (!n) return 0;
     may = !(waits && gai_pool_wait(pool)) && !gai_cu.StreamIsCapturing(CU_STREAM_PER_THREAD, &status);
@@ -21214,14 +21214,16 @@ static CUresult gai_override_order(CUstream stream)
     return result;
 }
 
-/* Waits for a stream. In another mode than this the wait would end captures of other streams. */
-static CUresult gai_override_finish(CUstream stream)
+/* Waits for the work that comes before a stream's next operation. It ends no capture of another stream. */
+static CUresult gai_override_finish(gai_site *site)
 {
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    CUresult result = gai_cu.ThreadExchangeStreamCaptureMode(&mode);
+    gai_scope scope;
+    CUresult result = gai_site_context(site);
+    if (!result) result = gai_scope_enter(&scope, site->context);
     if (result) return result;
-    result = gai_cu.StreamSynchronize(stream);
-    (void)gai_cu.ThreadExchangeStreamCaptureMode(&mode);
+    result = site->capture ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : gai_override_order(site->handle);
+    if (!result) result = gai_cu.StreamSynchronize(site->handle);
+    gai_scope_leave(&scope);
     return result;
 }
 
@@ -21231,17 +21233,15 @@ static cudaError_t gai_override_failed(void *ptr, CUresult result, const char *c
     return gai_is_driver_gone(result) ? galloc_free(ptr, cudaStreamLegacy) : gai_driver_failed(result, call);
 }
 
-/* Frees a block on the legacy stream of the device, after a wait for `stream` or the device. */
-static cudaError_t gai_override_return(void *ptr, CUdevice device, cudaStream_t stream, int how)
+/* Frees a block on the legacy stream of the device, after a wait for the site's stream or the device. */
+static cudaError_t gai_override_return(void *ptr, CUdevice device, gai_site *site, int how)
 {
     gai_scope scope;
     CUcontext primary = NULL;
     cudaError_t error;
     CUresult result = CUDA_SUCCESS;
-    if (how == GALLOC_OVERRIDE_STREAM) result = gai_override_order(stream);
-    if (result) return gai_override_failed(ptr, result, "ordering the stream");
-    if (how == GALLOC_OVERRIDE_STREAM) result = gai_override_finish(stream);
-    if (result) return gai_override_failed(ptr, result, "cuStreamSynchronize");
+    if (how == GALLOC_OVERRIDE_STREAM) result = gai_override_finish(site);
+    if (result) return gai_override_failed(ptr, result, "waiting for the stream");
     result = gai_cu.DevicePrimaryCtxRetain(&primary, device);
     if (result) return gai_override_failed(ptr, result, "cuDevicePrimaryCtxRetain");
     if (how == GALLOC_OVERRIDE_DEVICE) result = gai_override_wait(primary, device);
@@ -21273,7 +21273,7 @@ GALLOC_API cudaError_t galloc_override_free(void *ptr, cudaStream_t stream, int 
     if (how != GALLOC_OVERRIDE_DEVICE) error = gai_site_of(stream, &site);
     if (error == cudaErrorCudartUnloading) return galloc_free(ptr, stream);
     if (error) return gai_end(__func__, error);
-    if (how != GALLOC_OVERRIDE_ORDERED) return gai_end(__func__, gai_override_return(ptr, info.device, stream, how));
+    if (how != GALLOC_OVERRIDE_ORDERED) return gai_end(__func__, gai_override_return(ptr, info.device, &site, how));
     result = stream && stream != CU_STREAM_LEGACY ? CUDA_SUCCESS : gai_override_order(stream);
     if (result) return gai_end(__func__, gai_override_failed(ptr, result, "ordering the legacy stream"));
     return galloc_free(ptr, stream);

@@ -146,7 +146,12 @@ inline cudaError_t free_in_order(void *p, cudaStream_t stream) noexcept
 /* The same for owners that must not fail: while a blocking stream is captured, the free is one by galloc_free. */
 inline void give_in_order(void *p, cudaStream_t stream) noexcept
 {
-    if (free_in_order(p, stream) != cudaSuccess) give(p, stream);
+    cudaStreamCaptureStatus status;
+    if (is_legacy(stream) && cudaStreamIsCapturing(stream, &status) != cudaSuccess)
+        (void)cudaGetLastError();
+    else if (free_in_order(p, stream) == cudaSuccess)
+        return;
+    give(p, stream);
 }
 
 /* Of n elements; more than there are addresses, which galloc refuses, where the product would overflow. */

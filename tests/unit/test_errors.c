@@ -640,6 +640,31 @@ TEST(a_free_without_host_memory_waits_for_the_legacy_stream)
     }
 }
 
+/* The legacy stream cannot be waited for while a blocking one is captured. */
+TEST(a_free_without_host_memory_ends_no_capture)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new(), blocking = NULL;
+    cudaGraph_t graph = NULL;
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, MIB(2), s);
+    OK(cudaStreamCreate(&blocking));
+    OK(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeThreadLocal));
+    sim_fail_malloc(1, 0); /* the state of t */
+    sim_fail("cuEventCreate", 1, 0, cudaErrorMemoryAllocation);
+    FAILS(galloc_free(p, t), cudaErrorStreamCaptureImplicit);
+    sim_fail_clear();
+    OK(cudaStreamEndCapture(blocking, &graph));
+    OK(cudaGraphDestroy(graph));
+    EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+    OK(galloc_free(p, t));
+    stream_end(blocking);
+    stream_end(s);
+    stream_end(t);
+    pool_end(pool);
+    finish();
+}
+
 /* How many streams are named decides where they are noted, and nothing else. */
 TEST(free_after_of_any_number_of_streams)
 {

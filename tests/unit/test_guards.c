@@ -2312,6 +2312,35 @@ TEST(a_sync_point_gives_back_what_is_in_the_quarantine)
     finish();
 }
 
+/* The check copies on the thread's own default stream, and would wait for what is queued there. */
+TEST(a_sync_point_waits_for_no_default_stream)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new(), t = stream_new(), own = cudaStreamPerThread;
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "debug:quarantine,release_threshold:0", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(3), s), *q = get(pool, MIB(3), own), *r = get(pool, MIB(3), t);
+    OK(galloc_free(r, t));
+    OK(galloc_free(p, s));
+    OK(cudaStreamSynchronize(s));
+    OK(cudaStreamSynchronize(t));
+    put(own, q, MIB(3), 7);
+    OK(galloc_free(q, own));
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+    EXPECT(!sim_stream_done(own));
+    OK(galloc_pool_sync_point(pool, NULL));
+    EXPECT(!sim_stream_done(own));
+    OK(cudaStreamSynchronize(own));
+    OK(galloc_pool_sync_point(pool, NULL));
+    EXPECT_EQ(stats_of(pool).reserved.current, 0);
+    EXPECT_EQ(stats_of(pool).checks, 3);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* Memory known to be unused goes first; the quarantine and the wait are for what that lacks. */
 TEST(a_trim_waits_for_the_quarantine_only_if_need_be)
 {

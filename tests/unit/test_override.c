@@ -217,6 +217,27 @@ TEST(a_free_on_a_blocking_stream_comes_after_the_legacy_streams_work)
     no_findings();
 }
 
+/* CUDA's functions take a stream of any device, whichever is current. */
+TEST(a_free_on_a_stream_of_another_device)
+{
+    start();
+    for (int i = 0; i < 4; i++) {
+        cudaStream_t s = NULL;
+        OK(cudaSetDevice(1));
+        OK(cudaStreamCreateWithFlags(&s, i % 2 ? cudaStreamNonBlocking : 0));
+        void *p = alloc(MIB(1));
+        put(s, p, MIB(1), 1);
+        OK(cudaSetDevice(0));
+        if (i < 2) OK(cudaFreeAsync(p, s));
+        else OK(galloc_override_free(p, s, GALLOC_OVERRIDE_STREAM));
+        EXPECT(sim_stream_done(s));
+        OK(cudaSetDevice(1));
+        stream_end(s);
+    }
+    OK(cudaSetDevice(0));
+    no_findings();
+}
+
 TEST(either_function_frees)
 {
     start();
