@@ -1,0 +1,87 @@
+/* test_fork.c - how galloc begins to watch for forks, with a pthread_atfork that fails or takes its time. This program
+   has a galloc of its own; test_errors.c has the other tests of forks. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef void handler(void);
+static int watch(handler *before, handler *after, handler *child);
+#define pthread_atfork watch
+#include "inside.c"
+#undef pthread_atfork
+
+#include "setup.h"
+
+static int failures; /* calls that are to fail */
+static enum { QUICK, SLOW, REGISTERED, GOES_ON } stage;
+
+static void reach(int next) { __atomic_store_n((int *)&stage, next, __ATOMIC_SEQ_CST); }
+static int reached(void) { return __atomic_load_n((int *)&stage, __ATOMIC_SEQ_CST); }
+
+static int watch(handler *before, handler *after, handler *child)
+{
+    int result = failures-- > 0 ? ENOMEM : pthread_atfork(before, after, child);
+    if (reached() != SLOW) return result;
+    reach(REGISTERED);
+    while (reached() != GOES_ON) usleep(100);
+    return result;
+}
+
+/* The status of a child process that runs a function; -1 if it does not end within five seconds. */
+static int in_child(int run(void))
+{
+    int status = 0;
+    pid_t child = fork();
+    if (!child) {
+        alarm(5);
+        _exit(run());
+    }
+    EXPECT(child > 0 && waitpid(child, &status, 0) == child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static int fail_once(void)
+{
+    void *p = NULL;
+    failures = 1;
+    if (galloc_malloc(&p, KIB(4), NULL) != cudaErrorMemoryAllocation || p) return 1;
+    return galloc_malloc(&p, KIB(4), NULL) ? 2 : galloc_free(p, NULL) ? 3 : 0;
+}
+
+/* Host memory that is missing once fails one call. */
+TEST(a_watch_that_fails_is_tried_again) { EXPECT_EQ(in_child(fail_once), 0); }
+
+static void *name_a_tag(void *arg)
+{
+    OK(galloc_tag_name(1, "one"));
+    return arg;
+}
+
+static int nothing(void) { return 0; }
+
+static int fork_again(void)
+{
+    reach(QUICK);
+    if (galloc_tag_name(2, "two")) return 1;
+    return in_child(nothing);
+}
+
+static int fork_while_it_begins(void)
+{
+    pthread_t thread;
+    int status;
+    reach(SLOW);
+    if (pthread_create(&thread, NULL, name_a_tag, NULL)) return 1;
+    while (reached() != REGISTERED) usleep(100);
+    status = in_child(fork_again);
+    reach(GOES_ON);
+    return pthread_join(thread, NULL) ? 2 : status;
+}
+
+/* A child of such a fork registers the handlers again, and may fork. */
+TEST(handlers_that_are_registered_twice_lock_once) { EXPECT_EQ(in_child(fork_while_it_begins), 0); }
+
+TEST_MAIN()
