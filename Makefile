@@ -95,7 +95,7 @@ help:
 SIM := $(wildcard tests/sim/*.c)
 SIM_OBJECTS := $(SIM:tests/%.c=build/bundled/%.o)
 TESTS := $(basename $(notdir $(wildcard tests/unit/test_*.c tests/stress/test_*.c)))
-THREAD_TESTS := $(filter test_threads% test_lifetimes test_random test_stream_cache test_capture test_limits test_torch \
+THREAD_TESTS := $(filter test_threads% test_lifetimes test_stream_cache test_capture test_limits test_torch \
 	test_backends test_history test_nvtx test_stacks test_log test_override test_snapshot test_trace,$(TESTS))
 CHECKS := $(wildcard tests/checks/check_*.sh)
 
