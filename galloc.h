@@ -1169,7 +1169,8 @@ enum { GALLOC_OVERRIDE_DEVICE = 0, GALLOC_OVERRIDE_STREAM = 1, GALLOC_OVERRIDE_O
               GALLOC_OVERRIDE_STREAM: after a wait for `stream`, likewise
               GALLOC_OVERRIDE_ORDERED: as galloc_free; if `stream` is the legacy one, other blocking streams come after
               it, as after work of the program. For memory of galloc_override_malloc as GALLOC_OVERRIDE_STREAM
-     Returns  also what galloc_free returns, and the error of an earlier launch. Then the block is still used
+     Returns  also what galloc_free returns, and the error of an earlier launch; cudaErrorStreamCaptureUnsupported: a
+              captured stream cannot be waited for. Then the block is still used
      Device   waits as `how` says, and a wait for the device invalidates captures that are under way there */
 GALLOC_API cudaError_t galloc_override_free(void *ptr, cudaStream_t stream, int how);
 

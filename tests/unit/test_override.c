@@ -154,7 +154,7 @@ TEST(a_call_on_the_legacy_stream_ends_no_capture)
     no_findings();
 }
 
-/* In each capture mode; the stream of the free is not captured. */
+/* In each capture mode, on the captured stream and on another one. */
 TEST(a_free_of_cudamallocs_memory_ends_no_capture)
 {
     start();
@@ -166,6 +166,7 @@ TEST(a_free_of_cudamallocs_memory_ends_no_capture)
         void *p = alloc(KIB(64));
         put(s, p, KIB(64), 1);
         OK(cudaStreamBeginCapture(captured, modes[i]));
+        EXPECT_EQ(cudaFreeAsync(p, captured), cudaErrorStreamCaptureUnsupported); /* it cannot be waited for */
         OK(cudaFreeAsync(p, s));
         EXPECT(sim_stream_done(s));
         OK(cudaStreamEndCapture(captured, &graph));
