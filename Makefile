@@ -53,8 +53,8 @@ folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 
 .PHONY: help demo test enumerate soak-oom soak-programs test-sanitize test-mutants test-breaks test-gpu soak-gpu
-.PHONY: soak-graphs-gpu check-tags check-compile-all test-bare docs-api docs plots fuzz bench-gpu timeline-gpu bench-adversaries
-.PHONY: examples run-examples adapters install uninstall clean
+.PHONY: soak-graphs-gpu check-tags check-compile-all test-bare docs-api docs plots fuzz bench-gpu timeline-gpu
+.PHONY: bench-adversaries examples run-examples adapters install uninstall clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
