@@ -1004,9 +1004,9 @@ GALLOC_API cudaError_t galloc_pool_set_limit(galloc_pool *pool, size_t bytes);
                 whole, as it was mapped. Memory lost by cudaDeviceReset is not reported
    Within on_map and on_unmap galloc serves requests from the memory of the pool, without mapping or unmapping anything.
    With on_map set, this function calls it for all present mappings before it returns; the pool returns no memory
-   meanwhile.
+   meanwhile. It waits while on_map or on_unmap of the pool runs in other threads: hold no lock that they take.
      callbacks  copied; NULL: none from now on
-     Returns    also cudaErrorNotPermitted while on_map or on_unmap is running in any thread; cudaErrorNotSupported
+     Returns    also cudaErrorNotPermitted within on_map or on_unmap, while one of the pool runs; cudaErrorNotSupported
                 for on_map or on_unmap with another backend than native; cudaErrorMemoryAllocation (host) */
 GALLOC_API cudaError_t galloc_pool_set_callbacks(galloc_pool *pool, const galloc_callbacks *callbacks);
 
@@ -18265,11 +18265,24 @@ static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call)
     return 1;
 }
 
+/* Waits for calls of on_map and on_unmap about this pool in other threads, which another pool's borrowing may have
+   started. A thread inside a callback does not wait for itself. [paging] */
+static void gai_pool_await_told(galloc_pool *pool)
+{
+    unsigned round;
+    for (round = 0; pool->telling && !gai_thread.in_mapping; round++) {
+        gai_lock_off(&pool->paging);
+        gai_latch_rest(round);
+        gai_lock_on(&pool->paging);
+    }
+}
+
 /* Sets the callbacks of a pool. In the pool's context. [paging] */
 static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call)
 {
+    gai_pool_await_told(pool);
     if (pool->telling)
-        return gai_fail(cudaErrorNotPermitted, "a callback of this pool is under way");
+        return gai_fail(cudaErrorNotPermitted, "called within on_map or on_unmap, while one of this pool runs");
     if (pool->variant.one_each && (call->on_map || call->on_unmap))
         return gai_fail(cudaErrorNotSupported, "on_map and on_unmap need backend:native, since other backends "
                         "map no pages");
@@ -18478,18 +18491,6 @@ static cudaError_t gai_pool_is_captured(galloc_pool *pool)
     gai_lock_off(&pool->lock);
     return gai_fail(cudaErrorNotPermitted, "graphs own %zu bytes of the pool of device %d: destroy them and their "
                     "instances first", bytes, pool->config.device);
-}
-
-/* Waits for on_unmap calls about this pool that another pool's borrowing has started. Their mappings must be gone
-   before the pool ends. A thread inside a callback does not wait for itself. [paging] */
-static void gai_pool_await_told(galloc_pool *pool)
-{
-    unsigned round;
-    for (round = 0; pool->telling && !gai_thread.in_mapping; round++) {
-        gai_lock_off(&pool->paging);
-        gai_latch_rest(round);
-        gai_lock_on(&pool->paging);
-    }
 }
 
 #define GAI_PARTINGS 8 /* attempts to release all memory of a pool that ends, while on_unmap may free blocks */

@@ -469,6 +469,7 @@ static CUresult as_driver(cudaError_t error)
 static void give_access(galloc_pool *pool, void *addr, size_t bytes, void *user)
 {
     const device *d = (const device *)user;
+    uint64_t peers = __atomic_load_n(&d->peers, __ATOMIC_RELAXED);
     CUmemAccessDesc access;
     int i;
     (void)pool;
@@ -477,7 +478,7 @@ static void give_access(galloc_pool *pool, void *addr, size_t bytes, void *user)
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     for (i = 0; i < MAX_DEVICES; i++) {
         access.location.id = i;
-        if (d->peers >> i & 1 && cu.MemSetAccess((CUdeviceptr)(uintptr_t)addr, bytes, &access, 1))
+        if (peers >> i & 1 && cu.MemSetAccess((CUdeviceptr)(uintptr_t)addr, bytes, &access, 1))
             say_once(1, "cuMemSetAccess failed: a peer device cannot use some of the memory");
     }
 }
@@ -516,9 +517,9 @@ static CUresult add_peers(device *d, uint64_t peers)
     (void)pthread_mutex_lock(&lock);
     if (peers & ~d->peers) {
         uint64_t before = d->peers;
-        d->peers |= peers;
+        __atomic_store_n(&d->peers, before | peers, __ATOMIC_RELAXED);
         if (d->state == SERVED) result = tell_peers(d);
-        if (result) d->peers = before;
+        if (result) __atomic_store_n(&d->peers, before, __ATOMIC_RELAXED);
     }
     (void)pthread_mutex_unlock(&lock);
     return result;
@@ -1482,21 +1483,24 @@ CUresult CUDAAPI on_pool_access(CUmemoryPool pool, const CUmemAccessDesc *access
     return DRIVER(pool_access, (pool, access, n));
 }
 
-/* The current context may use the memory of the other one. */
+/* The current context may use the memory of the other one. If a call before failed after the driver had enabled its
+   access, this one gives galloc's. */
 static CUresult share_context(CUcontext owner, unsigned int flags)
 {
     device *d = NULL;
     uint64_t peers = 0;
     int user = -1, of = -1, i;
-    CUresult result;
-    if (!cu.CtxGetDevice(&user) && user >= 0 && user < MAX_DEVICES) peers = (uint64_t)1 << user;
+    CUresult added, result = cu.CtxGetDevice(&user);
+    if (result) return result;
+    if (user >= 0 && user < MAX_DEVICES) peers = (uint64_t)1 << user;
     for (i = 0; i < MAX_DEVICES && primary_of(i) != owner; i++) continue; /* it may be no context at all */
     if (i < MAX_DEVICES) (void)device_of(owner, &d);
     result = may_share(d, peers, 0);
     if (!result) result = real.peer(owner, flags);
-    if (!result && peers && !ordinal_of(owner, &of) && of >= 0 && of < MAX_DEVICES)
-        result = add_peers(&devices[of], peers);
-    return result;
+    if (result && result != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) return result;
+    added = ordinal_of(owner, &of);
+    if (!added && of >= 0 && of < MAX_DEVICES) added = add_peers(&devices[of], peers);
+    return added ? added : result;
 }
 
 CUresult CUDAAPI on_peer(CUcontext owner, unsigned int flags)

@@ -8,7 +8,6 @@
 #include "galloc.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <string.h>
 
 /* An error that galloc did not find, as the thread's message and in the log, as if it had. */
@@ -73,7 +72,7 @@ static void give_access(galloc_pool *pool, void *addr, size_t bytes, void *user)
 }
 
 /* Lets the pool tell give_access of all pages, present and new. Memory of cudaMalloc follows the peer access that the
-   program enables. Refused while another thread is in give_access, which waits for nothing. [lock] */
+   program enables. [lock] */
 static void share(const known_pool *known)
 {
     galloc_config config;
@@ -82,7 +81,7 @@ static void share(const known_pool *known)
     memset(&callbacks, 0, sizeof callbacks);
     callbacks.on_map = give_access;
     callbacks.user = &peers[known->device];
-    while (galloc_pool_set_callbacks(known->pool, &callbacks) == cudaErrorNotPermitted) (void)sched_yield();
+    (void)galloc_pool_set_callbacks(known->pool, &callbacks);
 }
 
 static void add_peer(int device, int peer)

@@ -259,20 +259,16 @@ static void give_access(galloc_pool *pool, void *addr, size_t bytes, void *user)
    follows the peer access that PyTorch enables. [lock] */
 static void add_peer(int device, galloc_pool *pool, int peer)
 {
-    static const struct timespec moment = { 0, 100000 };
     galloc_config config = galloc_config_default();
     galloc_callbacks callbacks;
     int can = 0;
-    cudaError_t err;
     if (cudaDeviceCanAccessPeer(&can, peer, device) != cudaSuccess) (void)cudaGetLastError(), can = 0;
     if (!can || galloc_pool_config(pool, &config) != cudaSuccess || !config.expandable_segments) return;
     __atomic_store_n(&peers[device], peers[device] | (uint64_t)1 << peer, __ATOMIC_RELEASE);
     memset(&callbacks, 0, sizeof callbacks);
     callbacks.on_map = give_access;
     callbacks.user = &peers[device];
-    /* Refused while another thread is in give_access, which waits for nothing. */
-    while ((err = galloc_pool_set_callbacks(pool, &callbacks)) == cudaErrorNotPermitted) (void)nanosleep(&moment, NULL);
-    if (err != cudaSuccess) say_no_access(device, peer);
+    if (galloc_pool_set_callbacks(pool, &callbacks) != cudaSuccess) say_no_access(device, peer);
 }
 
 /* The device gets its pool: it and each device that has one become peers. [lock] */

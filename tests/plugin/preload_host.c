@@ -1087,6 +1087,77 @@ TEST(peers_after_the_first_allocation)
     finish();
 }
 
+static int sharing, told, let_on;
+static void stay_in_the_second_call(const char *function)
+{
+    if (!__atomic_load_n(&sharing, __ATOMIC_SEQ_CST) || strcmp(function, "cuMemSetAccess")) return;
+    if (__atomic_add_fetch(&told, 1, __ATOMIC_SEQ_CST) != 2) return; /* galloc's own call; then one for the peer */
+    while (!__atomic_load_n(&let_on, __ATOMIC_SEQ_CST)) usleep(100);
+}
+
+static void *make_pages(void *address)
+{
+    OK(cu.CtxSet(primary[0]));
+    *(CUdeviceptr *)address = alloc(300 * MiB);
+    return NULL;
+}
+
+static void *ask_for_a_second_peer(void *none)
+{
+    OK(cu.CtxSet(primary[2]));
+    OK(cu.Peer(primary[0], 0));
+    return none;
+}
+
+/* A second device becomes a peer while another thread gives the first one access to new pages. */
+TEST(peers_while_pages_are_made)
+{
+    CUdeviceptr p, q = 0;
+    CUstream stream;
+    pthread_t maker, asker;
+    begin(3);
+    p = alloc(3 * MiB);
+    OK(cu.CtxSet(primary[1]));
+    OK(cu.Peer(primary[0], 0));
+    sim_hook(stay_in_the_second_call, NULL);
+    __atomic_store_n(&sharing, 1, __ATOMIC_SEQ_CST);
+    EXPECT_EQ(pthread_create(&maker, NULL, make_pages, &q), 0);
+    while (__atomic_load_n(&told, __ATOMIC_SEQ_CST) < 2) usleep(100);
+    EXPECT_EQ(pthread_create(&asker, NULL, ask_for_a_second_peer, NULL), 0);
+    usleep(20000);
+    __atomic_store_n(&let_on, 1, __ATOMIC_SEQ_CST);
+    EXPECT_EQ(pthread_join(maker, NULL), 0);
+    EXPECT_EQ(pthread_join(asker, NULL), 0);
+    OK(cu.CtxSet(primary[2]));
+    stream = stream_new();
+    write_on(stream, p, 3 * MiB);
+    write_on(stream, q, 300 * MiB);
+    finish();
+}
+
+/* A call that fails after the driver has enabled its own access can be made again. */
+TEST(peers_at_the_second_attempt)
+{
+    CUdeviceptr p;
+    CUstream stream;
+    long nth = 0;
+    CUresult result;
+    begin(2);
+    p = alloc(3 * MiB);
+    OK(cu.CtxSet(primary[1]));
+    do {
+        sim_fail("cuCtxGetDevice", ++nth, 0, CUDA_ERROR_OUT_OF_MEMORY);
+        result = cu.Peer(primary[0], 0);
+        sim_fail_clear();
+    } while (result == CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT(nth > 1);
+    EXPECT_EQ(result, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
+    OK(cu.CtxSet(primary[1]));
+    stream = stream_new();
+    write_on(stream, p, 3 * MiB);
+    finish();
+}
+
 TEST(peers_before_the_first_allocation)
 {
     CUdeviceptr p;

@@ -1121,6 +1121,54 @@ TEST(an_unused_pool_does_not_end_in_its_own_callback)
     }
 }
 
+static int being_told, may_return, has_returned;
+
+static void stay_until_let(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    (void)pool;
+    (void)addr;
+    (void)bytes;
+    (void)user;
+    __atomic_store_n(&being_told, 1, __ATOMIC_SEQ_CST);
+    while (!__atomic_load_n(&may_return, __ATOMIC_SEQ_CST)) usleep(100);
+    usleep(1000);
+    __atomic_store_n(&has_returned, 1, __ATOMIC_SEQ_CST);
+}
+
+static void *set_no_callbacks(void *pool)
+{
+    OK(galloc_pool_set_callbacks((galloc_pool *)pool, NULL));
+    EXPECT(__atomic_load_n(&has_returned, __ATOMIC_SEQ_CST)); /* a library may be unloaded now */
+    return NULL;
+}
+
+static void *grow(void *pool)
+{
+    cudaStream_t s = stream_new();
+    OK(galloc_free(get((galloc_pool *)pool, MIB(40), s), s));
+    stream_end(s);
+    return NULL;
+}
+
+/* When callbacks have been replaced, none of the old ones runs any more. */
+TEST(callbacks_are_set_after_those_under_way)
+{
+    galloc_callbacks calls = {NULL, NULL, stay_until_let, NULL, NULL};
+    pthread_t growing, setting;
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    EXPECT_EQ(pthread_create(&growing, NULL, grow, pool), 0);
+    while (!__atomic_load_n(&being_told, __ATOMIC_SEQ_CST)) usleep(100);
+    EXPECT_EQ(pthread_create(&setting, NULL, set_no_callbacks, pool), 0);
+    usleep(10000);
+    __atomic_store_n(&may_return, 1, __ATOMIC_SEQ_CST);
+    EXPECT_EQ(pthread_join(growing, NULL), 0);
+    EXPECT_EQ(pthread_join(setting, NULL), 0);
+    pool_end(pool);
+    finish();
+}
+
 /* What the driver refuses in the middle is never told of, or told of to the end. */
 TEST(mappings_that_fail_are_not_told_of)
 {
