@@ -1854,6 +1854,7 @@ static struct {
     void *driver_ready;  /* not NULL once gai_cu is filled */
     uint64_t driver_loads; /* calls that fill gai_cu, or have filled it */
     uint64_t forks_are_watched; /* 0 or 1 */
+    unsigned long forking; /* the process that forks; written with the locks of the log and of tags */
     void *known_pools;   /* `pools`, `ended_pools`, and those about to begin or to end */
     void *default_pool[GAI_DEVICES]; /* written with the global lock */
     void *override_pool[GAI_DEVICES]; /* handles, of galloc_override_malloc; the same */
@@ -1930,7 +1931,7 @@ typedef struct gai_damage {
 static GAI_THREAD_LOCAL struct {
     char message[544];       /* the error or note of the call under way */
     char last[544];          /* what galloc_last_message returns: the error of the last call that failed */
-    int forks;               /* fork handlers that it is in: they may be registered twice */
+    int forks;               /* fork handlers of galloc's since the last fork began: they may be registered twice */
     int message_is_new;      /* 1 or GAI_NOTE: it still has to be logged */
     int in_mapping;          /* callbacks on_map and on_unmap that the thread is in */
     int in_shortage;         /* on_oom and on_reject */
@@ -1951,13 +1952,16 @@ static GAI_THREAD_LOCAL struct {
 /* A child of fork inherits the heap but not the driver, so it must use neither. It may still log an error, and without
    a driver call in the parent it may do all: fork therefore holds the locks of the log and of tags, which leaves them
    free in the child. Nothing but the driver's first call and galloc_annotate, which reads, takes the global lock before
-   the driver is ready. */
+   the driver is ready.
+   Fork handlers of the program that were registered before galloc's run while those locks are held, also in the child
+   before it knows that it is one. They may call galloc. */
 #if !defined(_WIN32)
 static void gai_before_fork(void)
 {
     if (gai_thread.forks++) return;
     gai_lock_on(&gai_locks.log);
     gai_lock_on(&gai_locks.tags);
+    gai_process.forking = gai_process_id();
 }
 static void gai_after_fork(void)
 {
@@ -1965,7 +1969,9 @@ static void gai_after_fork(void)
     gai_lock_off(&gai_locks.tags);
     gai_lock_off(&gai_locks.log);
 }
-static void gai_on_fork(void)
+
+/* Makes a child refuse what needs the driver, if galloc has used it. */
+static void gai_fork_settle(void)
 {
     if (gai_load(&gai_process.driver_loads)) {
         gai_store_pointer(&gai_process.forked, &gai_process.forked);
@@ -1973,7 +1979,17 @@ static void gai_on_fork(void)
     } else {
         gai_lock_init(&gai_locks.global);
     }
+}
+static void gai_on_fork(void)
+{
+    gai_fork_settle();
     gai_after_fork();
+}
+
+/* A call from a fork handler: is this the child already? */
+static void gai_fork_look(void)
+{
+    if (gai_thread.forks && gai_process.forking != gai_process_id()) gai_fork_settle();
 }
 
 /* Comes before the first use of a lock that a fork could find taken. Returns 0 unless host memory is missing. */
@@ -1985,8 +2001,19 @@ static int gai_watch_forks(void)
     return 0;
 }
 #else
+static void gai_fork_look(void) {}
 static int gai_watch_forks(void) { return 0; }
 #endif
+
+/* For the locks that fork holds. */
+static void gai_lock_on_unless_forking(gai_lock *lock)
+{
+    if (!gai_thread.forks) gai_lock_on(lock);
+}
+static void gai_lock_off_unless_forking(gai_lock *lock)
+{
+    if (!gai_thread.forks) gai_lock_off(lock);
+}
 
 /* Records the error message at the place where the error is found. The first message of a call is the most specific
    one; later ones are ignored. */
@@ -2206,6 +2233,7 @@ static cudaError_t gai_driver_load(void)
 /* The first call of public functions that need no driver: it refuses in a child of fork. */
 static cudaError_t gai_begin_apart(void)
 {
+    gai_fork_look();
     if (gai_load_pointer(&gai_process.forked))
         return gai_fail(cudaErrorInitializationError, "CUDA cannot be used in a child made by fork");
     if (gai_watch_forks()) return gai_fail(cudaErrorMemoryAllocation, "pthread_atfork: no host memory");
@@ -5229,14 +5257,14 @@ static int gai_tag_at(uint32_t tag, int named)
 static int gai_tag_set(uint32_t tag, const char *name)
 {
     int at;
-    gai_lock_on(&gai_locks.tags);
+    gai_lock_on_unless_forking(&gai_locks.tags);
     at = gai_tag_at(tag, 1);
     if (at == GAI_TAG_NAMES) at = gai_tag_at(tag, 0);
     if (at < GAI_TAG_NAMES) {
         gai_process.tag_names[at].tag = tag;
         gai_history_text(gai_process.tag_names[at].name, name ? name : "");
     }
-    gai_lock_off(&gai_locks.tags);
+    gai_lock_off_unless_forking(&gai_locks.tags);
     return at < GAI_TAG_NAMES || !name || !name[0];
 }
 
@@ -5244,10 +5272,10 @@ static int gai_tag_set(uint32_t tag, const char *name)
 static int gai_tag_get(uint32_t tag, char *name)
 {
     int at;
-    gai_lock_on(&gai_locks.tags);
+    gai_lock_on_unless_forking(&gai_locks.tags);
     at = gai_tag_at(tag, 1);
     if (at < GAI_TAG_NAMES) memcpy(name, gai_process.tag_names[at].name, GAI_NOTE_TEXT);
-    gai_lock_off(&gai_locks.tags);
+    gai_lock_off_unless_forking(&gai_locks.tags);
     return at < GAI_TAG_NAMES;
 }
 
@@ -15022,7 +15050,7 @@ static void gai_log_level_read(void)
 static void gai_log_lock(void)
 {
     (void)gai_watch_forks();
-    gai_lock_on(&gai_locks.log);
+    gai_lock_on_unless_forking(&gai_locks.log);
 }
 
 /* Ends log:off: a mistake in the variables that set the log is logged in any case, since it refuses all requests. */
@@ -15031,7 +15059,7 @@ static void gai_log_failures(void)
     gai_log_lock();
     gai_log_level_read();
     if (gai_process.log_level == GALLOC_LOG_OFF) gai_process.log_level = GALLOC_LOG_ERROR;
-    gai_lock_off(&gai_locks.log);
+    gai_lock_off_unless_forking(&gai_locks.log);
 }
 
 /* Passes this thread's message to the log function; `folds`: unless it repeats one that was logged lately. A failure of
@@ -15055,7 +15083,7 @@ static void gai_log_line(int level, int folds)
             (!folds || gai_process.log_level == GALLOC_LOG_DEBUG || gai_repeat_shows(gai_thread.message, &hidden));
     call = gai_process.log_function;
     user = gai_process.log_user;
-    gai_lock_off(&gai_locks.log);
+    gai_lock_off_unless_forking(&gai_locks.log);
     if (!shows) return;
     memcpy(text, gai_thread.message, length + 1);
     if (hidden)
@@ -20511,7 +20539,7 @@ GALLOC_API void galloc_set_log(void (*call)(int level, const char *text, void *u
     gai_log_lock();
     gai_process.log_function = call;
     gai_process.log_user = user;
-    gai_lock_off(&gai_locks.log);
+    gai_lock_off_unless_forking(&gai_locks.log);
 }
 
 GALLOC_API galloc_config galloc_config_default(void) { return gai_config_default(); }
@@ -21144,6 +21172,19 @@ static cudaError_t gai_override_pool(galloc_pool **pool)
     return cudaSuccess;
 }
 
+/* Waits for the legacy stream of the current context. It ends no capture of another thread. */
+static CUresult gai_override_await_legacy(void)
+{
+    CUcontext context = NULL;
+    gai_scope scope;
+    CUresult result = gai_cu.CtxGetCurrent(&context);
+    if (!result) result = gai_scope_enter(&scope, context);
+    if (result) return result;
+    result = gai_cu.StreamSynchronize(CU_STREAM_LEGACY);
+    gai_scope_leave(&scope);
+    return result;
+}
+
 /* The driver allocates in stream order (cudaMallocAsync): waits until that has been done. */
 static cudaError_t gai_override_allocated(galloc_pool *pool, void **ptr)
 {
@@ -21151,7 +21192,7 @@ static cudaError_t gai_override_allocated(galloc_pool *pool, void **ptr)
     CUresult result = CUDA_SUCCESS;
     cudaError_t error = galloc_pool_config(pool, &config);
     if (!error && config.backend == GALLOC_BACKEND_CUDA_MALLOC_ASYNC)
-        result = gai_cu.StreamSynchronize(CU_STREAM_LEGACY);
+        result = gai_override_await_legacy();
     if (result) error = gai_end("galloc_override_malloc", gai_driver_failed(result, "cuStreamSynchronize"));
     if (!error) return cudaSuccess;
     (void)galloc_free(*ptr, cudaStreamLegacy);

@@ -740,6 +740,7 @@ static int is_ours(CUdeviceptr address, galloc_pointer *info)
 
 static int free_is_async; /* GALLOC_PRELOAD_FREE=async */
 static int captures;      /* that are under way; a capture that ends in an odd way may count for ever */
+static int waits;         /* for a context by cuCtxSynchronize: they are under way, or find captures and end */
 
 /* With free_is_async: the program's non-blocking streams in primary contexts. The legacy stream, where an event is
    recorded, stands for the others there. */
@@ -850,7 +851,12 @@ CUresult CUDAAPI on_stream_destroy(CUstream stream)
     return result;
 }
 
-static void count_capture(int by) { (void)__atomic_add_fetch(&captures, by, __ATOMIC_SEQ_CST); }
+/* A capture begins after the waits that would end it. */
+static void count_capture(int by)
+{
+    (void)__atomic_add_fetch(&captures, by, __ATOMIC_SEQ_CST);
+    while (by > 0 && __atomic_load_n(&waits, __ATOMIC_SEQ_CST)) (void)sched_yield();
+}
 
 /* The result of a call that begins a capture, which was counted before. */
 static CUresult begun(CUresult result)
@@ -1081,7 +1087,12 @@ static CUresult wait_for_context(void)
 {
     void *fence = NULL;
     CUresult result;
-    if (!__atomic_load_n(&captures, __ATOMIC_SEQ_CST)) return cu.CtxSynchronize();
+    int captured;
+    (void)__atomic_add_fetch(&waits, 1, __ATOMIC_SEQ_CST);
+    captured = __atomic_load_n(&captures, __ATOMIC_SEQ_CST);
+    result = captured ? CUDA_SUCCESS : cu.CtxSynchronize();
+    (void)__atomic_sub_fetch(&waits, 1, __ATOMIC_SEQ_CST);
+    if (!captured) return result;
     result = cu.MemHostAlloc(&fence, 512, 0);
     return result ? result : cu.MemFreeHost(fence);
 }

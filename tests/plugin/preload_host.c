@@ -976,6 +976,44 @@ TEST(captured_streams)
 }
 
 /* The driver decides what a captured free of other memory means: it refuses. */
+static CUstream to_capture;
+static pthread_t beginner;
+static int waits_for_context, begins;
+
+static void *begin_capture(void *none)
+{
+    OK(cu.CtxSet(primary[0]));
+    __atomic_store_n(&begins, 1, __ATOMIC_SEQ_CST);
+    OK(cu.Begin(to_capture, CU_STREAM_CAPTURE_MODE_RELAXED));
+    return none;
+}
+
+static void begin_before_the_wait(const char *function)
+{
+    if (strcmp(function, "cuCtxSynchronize") || !__atomic_exchange_n(&waits_for_context, 0, __ATOMIC_SEQ_CST)) return;
+    EXPECT_EQ(pthread_create(&beginner, NULL, begin_capture, NULL), 0);
+    while (!__atomic_load_n(&begins, __ATOMIC_SEQ_CST)) usleep(100);
+    usleep(20000);
+}
+
+/* A capture that another thread begins during the free's wait for the device goes on. */
+TEST(captured_after_a_free_has_begun)
+{
+    CUdeviceptr p;
+    CUgraph graph = NULL;
+    begin(1);
+    to_capture = stream_new();
+    p = alloc(3 * MiB);
+    waits_for_context = 1;
+    sim_hook(begin_before_the_wait, NULL);
+    OK(cu.Free(p));
+    sim_hook(NULL, NULL);
+    EXPECT_EQ(waits_for_context, 0);
+    EXPECT_EQ(pthread_join(beginner, NULL), 0);
+    OK(cu.End(to_capture, &graph));
+    finish();
+}
+
 TEST(captured_free_of_other_memory)
 {
     CUstream stream;

@@ -84,4 +84,52 @@ static int fork_while_it_begins(void)
 /* A child of such a fork registers the handlers again, and may fork. */
 TEST(handlers_that_are_registered_twice_lock_once) { EXPECT_EQ(in_child(fork_while_it_begins), 0); }
 
+/* The program's own handlers, registered before galloc's, so that they run while those hold locks. */
+static int uses_driver;
+static void *block;
+
+static void ignore_line(int level, const char *text, void *user)
+{
+    (void)level;
+    (void)text;
+    (void)user;
+}
+
+static void call_around_fork(void)
+{
+    OK(galloc_tag_name(7, "seven"));
+    galloc_set_log(ignore_line, NULL);
+    if (uses_driver) EXPECT_EQ(galloc_free(&block, NULL), cudaErrorInvalidDevicePointer); /* logs */
+}
+
+static void call_in_child(void)
+{
+    cudaError_t refused = uses_driver ? cudaErrorInitializationError : cudaSuccess;
+    galloc_pointer info;
+    EXPECT_EQ(galloc_tag_name(7, "seven"), refused);
+    galloc_set_log(ignore_line, NULL);
+    if (!uses_driver) return;
+    EXPECT_EQ(galloc_pointer_info(block, &info), refused);
+    EXPECT_EQ(galloc_free(block, NULL), refused); /* logs */
+    EXPECT_EQ(galloc_pool_check(NULL), -1);
+}
+
+static int any_failure(void) { return test_failures != 0; }
+
+static int fork_with_handlers(void)
+{
+    int status;
+    EXPECT_EQ(pthread_atfork(call_around_fork, call_around_fork, call_in_child), 0);
+    if (uses_driver) OK(galloc_malloc(&block, KIB(4), NULL));
+    else OK(galloc_tag_name(7, "seven"));
+    status = in_child(any_failure);
+    if (uses_driver) OK(galloc_free(block, NULL));
+    return status ? status : any_failure();
+}
+
+TEST(fork_handlers_of_the_program_may_call_galloc)
+{
+    for (uses_driver = 0; uses_driver < 2; uses_driver++) EXPECT_EQ(in_child(fork_with_handlers), 0);
+}
+
 TEST_MAIN()

@@ -676,6 +676,14 @@ TEST(the_driver_has_allocated_what_cudamalloc_returns)
     p = alloc(MIB(2));
     EXPECT_EQ(sim_pending(), 0);
     OK(cudaFree(p));
+    cudaStream_t captured = stream_new();
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal));
+    p = alloc(MIB(2));
+    OK(cudaStreamEndCapture(captured, &graph));
+    OK(cudaGraphDestroy(graph));
+    stream_end(captured);
+    OK(cudaFree(p));
     put(0, held, MIB(1), 2);
     size_t live = stats_of(info_of(held).pool).live.current;
     sim_fail("cuStreamSynchronize", 1, 0, cudaErrorUnknown);
