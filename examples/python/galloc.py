@@ -93,6 +93,21 @@ def handle(stream):
     return number
 
 
+def _device(number):
+    number = operator.index(number)
+    if not 0 <= number < 1 << 31:  # -1 has a meaning of its own in C
+        raise ValueError(f"galloc: there is no device {number}")
+    return number
+
+
+def _free(ptr, stream, device=-1, wait=False):
+    """Frees memory. device: whose default streams are meant; -1: those of the memory's device."""
+    ptr = 0 if ptr is None else operator.index(ptr)
+    if not 0 <= ptr <= _MOST:
+        raise ValueError(f"galloc: {ptr:#x} is no address")
+    _check(_load().galloc_python_free(ptr, handle(stream), device, wait))
+
+
 def _refuse_copy(self, protocol=None):
     """__reduce_ex__ of what owns memory: for copy.copy, copy.deepcopy and pickle. A copy would free it as well."""
     raise TypeError(f"galloc: {type(self).__name__} objects cannot be copied or pickled, since each owns its memory")
@@ -102,9 +117,7 @@ class Pool:
     """One heap on one device, with settings of its own (docs/settings.md). Close it when all its memory is freed."""
 
     def __init__(self, conf="", device=0):
-        self.device = device = operator.index(device)
-        if not 0 <= device < 1 << 31:  # galloc.h's -1, the current device, is not here: frees name a pool's device
-            raise ValueError(f"galloc: there is no device {device}")
+        self.device = device = _device(device)
         if conf is not None and "\0" in conf:
             raise ValueError("galloc: the settings contain a NUL character")
         self._pool = ctypes.c_void_p()
@@ -128,11 +141,9 @@ class Pool:
         return ptr.value or 0
 
     def free(self, ptr, stream=None, wait=False):
-        """Frees memory on the stream that used it last. wait: the device has finished all work first (cudaFree)."""
-        ptr = 0 if ptr is None else operator.index(ptr)
-        if not 0 <= ptr <= _MOST:
-            raise ValueError(f"galloc: {ptr:#x} is no address")
-        _check(_load().galloc_python_free(ptr, handle(stream), self.device, wait))
+        """Frees memory on the stream that used it last; a default stream is that of the memory's device. wait: that
+        device has finished all work first (cudaFree)."""
+        _free(ptr, stream, wait=wait)
 
     def block(self, nbytes, stream=None):
         """Memory that is freed with the object."""
@@ -276,8 +287,10 @@ def malloc(nbytes, stream=None, device=0):
     return default_pool(device).malloc(nbytes, stream)
 
 
-def free(ptr, stream=None, device=0):
-    default_pool(device).free(ptr, stream)
+def free(ptr, stream=None, device=None):
+    """Frees memory of any pool on the stream that used it last. A default stream is that of the memory's device, or of
+    another one if it is named."""
+    _free(ptr, stream, -1 if device is None else _device(device))
 
 
 def retire(stream):

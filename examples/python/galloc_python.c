@@ -1,8 +1,9 @@
 /* galloc_python.c - galloc as the shared library of galloc.py. `make adapters` builds it.
 
    Besides galloc's own functions the library has these few. They take plain numbers, so that galloc.py needs to know no
-   struct of galloc.h, and each names its device: galloc takes the current device for streams 0, 1 and 2, but Python may
-   free a block while another device is current. All return a cudaError_t; galloc_last_message() has the text. */
+   struct of galloc.h. galloc takes the current device for streams 0, 1 and 2, but Python may free a block while another
+   device is current. So these functions name the device whose default streams are meant. All return a cudaError_t;
+   galloc_last_message() has the text. */
 
 #define GALLOC_IMPLEMENTATION
 #include "galloc.h"
@@ -16,18 +17,18 @@ static cudaError_t says(cudaError_t error, const char *what)
     return gai_end("galloc_python", gai_fail(error, "%s: %s", what, cudaGetErrorString(error)));
 }
 
-/* Makes the device current. *before: the device to go back to. */
+/* Makes the device current; -1: the current one stays. *before: the device to go back to. */
 static cudaError_t enter(int device, int *before)
 {
     cudaError_t error = cudaGetDevice(before);
-    if (error == cudaSuccess && *before != device) error = cudaSetDevice(device);
+    if (error == cudaSuccess && device >= 0 && *before != device) error = cudaSetDevice(device);
     if (error == cudaSuccess || error == cudaErrorCudartUnloading) return error;
     return says(error, "the device cannot be made current");
 }
 
 static void leave(int device, int before)
 {
-    if (before != device) (void)cudaSetDevice(before);
+    if (device >= 0 && before != device) (void)cudaSetDevice(before);
 }
 
 /* ---- several devices --------------------------------------------------------------------------------------------- */
@@ -195,11 +196,22 @@ static cudaError_t wait_beside_captures(void)
     return error;
 }
 
-/* wait: all work of the device is waited for before, as cudaFree does. */
+/* The device of a block; -1: the address is that of no block. */
+static int device_of(const void *ptr)
+{
+    galloc_pointer block;
+    return galloc_pointer_info(ptr, &block) == cudaSuccess && block.state == GALLOC_STATE_USED ? block.device : -1;
+}
+
+/* device: its default streams are meant; -1: those of the block's device.
+   wait: all work of the device is waited for before, as cudaFree does. */
 GALLOC_API cudaError_t galloc_python_free(void *ptr, size_t stream, int device, int wait)
 {
-    int before = device;
-    cudaError_t error = enter(device, &before);
+    cudaError_t error;
+    int before;
+    if (device < 0) device = device_of(ptr);
+    before = device;
+    error = enter(device, &before);
     if (error == cudaErrorCudartUnloading) return cudaSuccess; /* the process ends, and the driver is gone */
     if (error == cudaSuccess && (wait || is_of_another_thread(ptr, stream))) {
         error = wait ? cudaDeviceSynchronize() : wait_beside_captures();

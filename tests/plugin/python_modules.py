@@ -62,6 +62,13 @@ def new_stream():
     return stream.value
 
 
+OWN = 2  # cudaStreamPerThread
+
+
+def memset(ptr, stream):
+    assert sim.cudaMemsetAsync(ctypes.c_void_p(ptr), 1, ctypes.c_size_t(MIB), ctypes.c_void_p(stream)) == 0
+
+
 # ---- galloc.py -------------------------------------------------------------------------------------------------------
 
 @test
@@ -124,13 +131,13 @@ def errors_have_their_own_words():
         raises(ValueError, f"no device {device}", galloc.Pool, "", device)
     stale()
     raises(RuntimeError, "device 99", galloc.malloc, 10, 0, 99)
-    raises(RuntimeError, "device 99", galloc.free, 512, 0, 99)
+    raises(ValueError, "no device -1", galloc.free, 512, 0, -1)
     pool = galloc.Pool()
     p = pool.malloc(10)
     pool.device = 99  # a device that goes away
-    for call in (pool.malloc, pool.free):
+    for call, *arguments in (pool.malloc, 10), (galloc.free, p, 0, 99):
         stale()
-        raises(RuntimeError, "cannot be made current: invalid device", call, p)
+        raises(RuntimeError, "cannot be made current: invalid device", call, *arguments)
     pool.device = 0
     pool.free(p)
     pool.close()
@@ -374,40 +381,82 @@ def each_device_has_its_pool_and_the_current_device_stays():
     assert sim.cudaGetDevice(ctypes.byref(device)) == 0 and device.value == 0
 
 
-@test
-def a_default_stream_is_that_of_the_device_of_the_block():
-    """Of device 1, while device 0 is current."""
-    for default in 0, 1, 2:
-        assert sim.cudaSetDevice(1) == 0
+@contextlib.contextmanager
+def current(device):
+    before = ctypes.c_int()
+    assert sim.cudaGetDevice(ctypes.byref(before)) == 0
+    assert sim.cudaSetDevice(device) == 0
+    try:
+        yield
+    finally:
+        assert sim.cudaSetDevice(before.value) == 0
+
+
+def comes_after_work(make, free, default, device):
+    """Memory of device 1, which make(pool, stream) gives, is freed while device 0 is current. Work of a default stream of
+    the device may still use it then."""
+    pool = galloc.Pool("", 1)
+    with current(1):
         stream = new_stream()
-        pool = galloc.Pool("", 1)
-        block = pool.block(MIB, stream)
-        ptr = block.ptr
+    made = make(pool, stream)
+    ptr = made if type(made) is int else made.ptr
+    with current(device):
         assert sim.sim_launch(ctypes.c_void_p(default), None, 0) == 0
         sim.sim_hold(ctypes.c_void_p(default), 1)
-        assert sim.cudaSetDevice(0) == 0
+    free(made, default)
+    later = pool.malloc(MIB, stream)
+    pool.free(later, stream)
+    with current(device):
+        sim.sim_hold(ctypes.c_void_p(default), 0)
+    assert pool.trim() > 0
+    pool.close()
+    return later != ptr
+
+
+@test
+def a_default_stream_is_that_of_the_device_of_the_memory():
+    def record_and_free(block, default):
         block.record_stream(default)
         block.free()
-        other = pool.malloc(MIB, stream)
-        assert other != ptr, default  # a kernel on the default stream may still use it
-        pool.free(other, stream)
-        assert sim.cudaSetDevice(1) == 0
-        sim.sim_hold(ctypes.c_void_p(default), 0)
-        assert sim.cudaSetDevice(0) == 0
-        assert pool.trim() > 0
-        pool.close()
+
+    def make(pool, stream):
+        return pool.malloc(MIB, stream)
+
+    for default in 0, 1, OWN:
+        for free in record_and_free, galloc.Block.free:
+            assert comes_after_work(lambda pool, stream: pool.block(MIB, stream), free, default, 1), (free, default)
+        for free in galloc.free, galloc.default_pool(0).free, galloc.default_pool(1).free:
+            assert comes_after_work(make, free, default, 1), (free, default)
+            assert comes_after_work(lambda pool, stream: pool.malloc(MIB, default), free, default, 1), (free, default)
+    for free in galloc.free, galloc.default_pool(0).free:  # the stream may be left out
+        assert comes_after_work(make, lambda ptr, default: free(ptr), 0, 1), free
 
 
-OWN = 2  # cudaStreamPerThread
+@test
+def a_default_stream_is_that_of_the_device_that_a_free_names():
+    def free(ptr, default):
+        with current(1):
+            galloc.free(ptr, default, 0)
+
+    for default in 0, 1, OWN:
+        assert comes_after_work(lambda pool, stream: pool.malloc(MIB, stream), free, default, 0), default
+
+
+@test
+def a_free_that_waits_does_so_for_the_device_of_the_memory():
+    with current(1):
+        streams = new_stream(), new_stream()
+    for stream in streams:  # the second one comes after the wait
+        ptr = galloc.malloc(MIB, device=1)
+        with current(1):
+            memset(ptr, stream)
+        galloc.default_pool(0).free(ptr, wait=True)
+    assert sim.sim_findings(0) == 0  # no race
 
 
 class OwnStream:
     """As cupy.cuda.Stream.ptds: it means the stream of the thread that uses it."""
     ptr = OWN
-
-
-def memset(ptr, stream):
-    assert sim.cudaMemsetAsync(ctypes.c_void_p(ptr), 1, ctypes.c_size_t(MIB), ctypes.c_void_p(stream)) == 0
 
 
 @contextlib.contextmanager
