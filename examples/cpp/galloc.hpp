@@ -105,15 +105,39 @@ inline void check(cudaError_t code)
     if (code != cudaSuccess) throw error(code);
 }
 
-/* The same for calls of the CUDA runtime, which leave no message; clears its last error. */
-inline void check_cuda(cudaError_t code)
+namespace detail {
+
+/* A call of the CUDA runtime. If it fails, the runtime's last error stays as it was; where there was one before, there
+   is one after. */
+template <class Call> cudaError_t quietly(Call call)
 {
-    if (code == cudaSuccess) return;
-    (void)cudaGetLastError();
-    throw error(code, "");
+    const cudaError_t before = cudaPeekAtLastError(), code = call();
+    if (code != cudaSuccess && before == cudaSuccess) (void)cudaGetLastError();
+    return code;
 }
 
-namespace detail {
+/* The same in relaxed capture mode, in which waiting for a stream and making one end no capture of another stream. */
+template <class Call> cudaError_t beside_captures(Call call)
+{
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    const auto exchange = [&] { return cudaThreadExchangeStreamCaptureMode(&mode); };
+    cudaError_t code = quietly(exchange);
+    if (code != cudaSuccess) return code;
+    code = quietly(call);
+    (void)quietly(exchange);
+    return code;
+}
+
+/* Throws unless a call of the runtime succeeded. It leaves no message. */
+inline void check_cuda(cudaError_t code)
+{
+    if (code != cudaSuccess) throw error(code, "");
+}
+
+inline cudaError_t wait_for(cudaStream_t stream)
+{
+    return beside_captures([=] { return cudaStreamSynchronize(stream); });
+}
 
 /* For owners that end, which can report nothing: a call that failed changed nothing, so it is made again. After a
    second failure the block stays used, and the log has named the cause twice. */
@@ -147,11 +171,9 @@ inline cudaError_t free_in_order(void *p, cudaStream_t stream) noexcept
 inline void give_in_order(void *p, cudaStream_t stream) noexcept
 {
     cudaStreamCaptureStatus status;
-    if (is_legacy(stream) && cudaStreamIsCapturing(stream, &status) != cudaSuccess)
-        (void)cudaGetLastError();
-    else if (free_in_order(p, stream) == cudaSuccess)
-        return;
-    give(p, stream);
+    const bool in_order =
+        !is_legacy(stream) || quietly([&] { return cudaStreamIsCapturing(stream, &status); }) == cudaSuccess;
+    if (!in_order || free_in_order(p, stream) != cudaSuccess) give(p, stream);
 }
 
 /* Of n elements; more than there are addresses, which galloc refuses, where the product would overflow. */
@@ -198,7 +220,11 @@ private:
 /* A non-blocking stream that is retired before it is destroyed. */
 class stream {
 public:
-    stream() { check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+    stream()
+    {
+        detail::check_cuda(
+            detail::quietly([this] { return cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking); }));
+    }
     stream(stream &&other) noexcept : stream_(other.stream_) { other.stream_ = nullptr; }
     stream &operator=(stream &&other) noexcept
     {
@@ -209,12 +235,13 @@ public:
     {
         if (!stream_) return;
         detail::twice([this] { return galloc_stream_retire(stream_); });
-        if (cudaStreamDestroy(stream_) != cudaSuccess) (void)cudaGetLastError();
+        (void)detail::quietly([this] { return cudaStreamDestroy(stream_); });
     }
 
     cudaStream_t get() const noexcept { return stream_; }
     operator cudaStream_t() const noexcept { return stream_; }
-    void synchronize() const { check_cuda(cudaStreamSynchronize(stream_)); }
+    /* As cudaStreamSynchronize, but it ends no capture of another stream. */
+    void synchronize() const { detail::check_cuda(detail::wait_for(stream_)); }
 
 private:
     cudaStream_t stream_ = nullptr;
@@ -298,19 +325,23 @@ private:
 
 namespace detail {
 
-/* Makes a device current for the time of its life; -1: leaves it. */
+/* Makes a device current for the time of its life; -1: leaves it. When the process ends and the runtime is gone, galloc
+   knows what to do. */
 class device_guard {
 public:
     explicit device_guard(int device)
     {
-        if (device >= 0 && cudaGetDevice(&before_) == cudaSuccess && before_ != device)
-            check_cuda(cudaSetDevice(device));
-        else
-            before_ = -1;
+        int current = device;
+        cudaError_t code = device < 0 ? cudaSuccess : quietly([&] { return cudaGetDevice(&current); });
+        if (code == cudaErrorCudartUnloading) return;
+        check_cuda(code);
+        if (current == device) return;
+        check_cuda(quietly([=] { return cudaSetDevice(device); }));
+        before_ = current;
     }
     ~device_guard()
     {
-        if (before_ >= 0) (void)cudaSetDevice(before_);
+        if (before_ >= 0) (void)quietly([this] { return cudaSetDevice(before_); });
     }
     device_guard(const device_guard &) = delete;
     device_guard &operator=(const device_guard &) = delete;
@@ -324,11 +355,13 @@ template <class Function> Function *driver_function(const char *name)
 {
     void *function = nullptr;
     enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    check_cuda(quietly([&] {
 #if CUDART_VERSION >= 12050
-    check_cuda(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found));
+        return cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found);
 #else
-    check_cuda(cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &found));
+        return cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &found);
 #endif
+    }));
     if (found != cudaDriverEntryPointSuccess || !function) throw error(cudaErrorInsufficientDriver, name);
     return reinterpret_cast<Function *>(function);
 }
@@ -357,11 +390,11 @@ inline private_entry make_private_entry()
     static auto *const get_current = driver_function<decltype(cuCtxGetCurrent)>("cuCtxGetCurrent");
     static auto *const get_id = driver_function<decltype(cuCtxGetId)>("cuCtxGetId");
     private_entry entry = private_entry();
-    check_cuda(cudaStreamCreateWithFlags(&entry.stream, cudaStreamNonBlocking));
+    check_cuda(beside_captures([&] { return cudaStreamCreateWithFlags(&entry.stream, cudaStreamNonBlocking); }));
     CUresult result = get_current(&entry.context);
     if (result == CUDA_SUCCESS) result = get_id(entry.context, &entry.context_id);
     if (result != CUDA_SUCCESS) {
-        (void)cudaStreamDestroy(entry.stream);
+        (void)quietly([&] { return cudaStreamDestroy(entry.stream); });
         throw error(static_cast<cudaError_t>(result), "");
     }
     return entry;
@@ -382,7 +415,7 @@ inline cudaStream_t private_stream(int device)
     static std::mutex mutex;
     std::vector<private_entry> &entries = private_entries();
     std::lock_guard<std::mutex> lock(mutex);
-    if (device < 0) check_cuda(cudaGetDevice(&device));
+    if (device < 0) check_cuda(quietly([&] { return cudaGetDevice(&device); }));
     if (entries.size() <= std::size_t(device)) entries.resize(std::size_t(device) + 1);
     private_entry &entry = entries[std::size_t(device)];
     if (!is_alive(entry)) {
@@ -409,7 +442,7 @@ inline void *allocate_sync(galloc_pool *pool, int device, std::size_t bytes, std
 {
     cudaStream_t stream = private_stream(device);
     void *p = allocate(pool, bytes, alignment, stream);
-    cudaError_t code = cudaStreamSynchronize(stream);
+    cudaError_t code = wait_for(stream);
     if (code != cudaSuccess) {
         give(p, stream);
         check_cuda(code);
@@ -425,7 +458,7 @@ inline int device_of(galloc_pool *pool)
         check(galloc_pool_config(pool, &config));
         return config.device;
     }
-    check_cuda(cudaGetDevice(&device));
+    check_cuda(quietly([&] { return cudaGetDevice(&device); }));
     return device;
 }
 

@@ -20,15 +20,17 @@ static cudaError_t says(cudaError_t error, const char *what)
 /* Makes the device current; -1: the current one stays. *before: the device to go back to. */
 static cudaError_t enter(int device, int *before)
 {
-    cudaError_t error = cudaGetDevice(before);
-    if (error == cudaSuccess && device >= 0 && *before != device) error = cudaSetDevice(device);
+    cudaError_t last = cudaPeekAtLastError(), error = gai_forget_error(last, cudaGetDevice(before));
+    if (error == cudaSuccess && device >= 0 && *before != device)
+        error = gai_forget_error(last, cudaSetDevice(device));
     if (error == cudaSuccess || error == cudaErrorCudartUnloading) return error;
     return says(error, "the device cannot be made current");
 }
 
 static void leave(int device, int before)
 {
-    if (device >= 0 && before != device) (void)cudaSetDevice(before);
+    cudaError_t last = cudaPeekAtLastError();
+    if (device >= 0 && before != device) (void)gai_forget_error(last, cudaSetDevice(before));
 }
 
 /* ---- several devices --------------------------------------------------------------------------------------------- */
@@ -87,9 +89,10 @@ static void share(const known_pool *known)
 
 static void add_peer(int device, int peer)
 {
+    cudaError_t last = cudaPeekAtLastError();
     int can = 0;
-    if (cudaDeviceCanAccessPeer(&can, peer, device) != cudaSuccess) (void)cudaGetLastError();
-    else if (can) __atomic_fetch_or(&peers[device], (uint64_t)1 << peer, __ATOMIC_RELEASE);
+    if (gai_forget_error(last, cudaDeviceCanAccessPeer(&can, peer, device)) == cudaSuccess && can)
+        __atomic_fetch_or(&peers[device], (uint64_t)1 << peer, __ATOMIC_RELEASE);
 }
 
 /* Takes note of a pool. With the first one of a device, that device and the others become peers. [lock] */
@@ -188,12 +191,13 @@ static cudaError_t wait_beside_captures(void)
 {
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     void *fence = NULL;
-    cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
-    if (error != cudaSuccess) return error;
-    error = cudaHostAlloc(&fence, 512, cudaHostAllocDefault);
-    if (error == cudaSuccess) error = cudaFreeHost(fence);
-    (void)cudaThreadExchangeStreamCaptureMode(&mode);
-    return error;
+    cudaError_t last = cudaPeekAtLastError(), error = cudaThreadExchangeStreamCaptureMode(&mode);
+    if (error == cudaSuccess) {
+        error = cudaHostAlloc(&fence, 512, cudaHostAllocDefault);
+        if (error == cudaSuccess) error = cudaFreeHost(fence);
+        (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    }
+    return gai_forget_error(last, error);
 }
 
 /* The device of a block; -1: the address is that of no block. */
@@ -214,7 +218,7 @@ GALLOC_API cudaError_t galloc_python_free(void *ptr, size_t stream, int device, 
     error = enter(device, &before);
     if (error == cudaErrorCudartUnloading) return cudaSuccess; /* the process ends, and the driver is gone */
     if (error == cudaSuccess && (wait || is_of_another_thread(ptr, stream))) {
-        error = wait ? cudaDeviceSynchronize() : wait_beside_captures();
+        error = wait_beside_captures();
         if (error != cudaSuccess) error = says(error, "waiting for the device");
     }
     if (error == cudaSuccess) error = galloc_free(ptr, (cudaStream_t)stream);

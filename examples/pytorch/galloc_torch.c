@@ -128,26 +128,32 @@ static void append_size(char *text, size_t size, size_t bytes)
     else append(text, size, "%.2f GiB", (double)bytes / (1 << 30));
 }
 
-static int enter(int device);
+static cudaError_t enter(int device, int *before);
 static void leave(int before);
+
+/* Of the current device. It leaves no error in the runtime. */
+static cudaError_t memory_info(size_t *left, size_t *total)
+{
+    cudaError_t before = cudaPeekAtLastError();
+    return gai_forget_error(before, cudaMemGetInfo(left, total));
+}
 
 /* The first words of PyTorch's own text, which programs search for. */
 static void append_out_of_memory(char *text, size_t size, size_t bytes, int device)
 {
     size_t left, total;
-    int before = enter(device);
+    int before;
+    (void)enter(device, &before);
     append(text, size, "CUDA out of memory. Tried to allocate ");
     if (bytes >> 60) append(text, size, "more than 1EB memory");
     else append_size(text, size, bytes);
     append(text, size, ". GPU %d", device);
-    if (cudaMemGetInfo(&left, &total) == cudaSuccess) {
+    if (memory_info(&left, &total) == cudaSuccess) {
         append(text, size, " has a total capacity of ");
         append_size(text, size, total);
         append(text, size, " of which ");
         append_size(text, size, left);
         append(text, size, " is free");
-    } else {
-        (void)cudaGetLastError();
     }
     append(text, size, ". ");
     leave(before);
@@ -222,13 +228,13 @@ static set_access_function find_set_access(void)
     enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
     set_access_function function;
     if (!symbol) {
-        cudaError_t err;
+        cudaError_t before = cudaPeekAtLastError(), err;
 #if CUDART_VERSION >= 12050
         err = cudaGetDriverEntryPointByVersion("cuMemSetAccess", &symbol, 12000, cudaEnableDefault, &result);
 #else
         err = cudaGetDriverEntryPoint("cuMemSetAccess", &symbol, cudaEnableDefault, &result);
 #endif
-        if (err != cudaSuccess) (void)cudaGetLastError();
+        (void)gai_forget_error(before, err);
         if (result != cudaDriverEntryPointSuccess) symbol = NULL;
         __atomic_store_n(&found, symbol, __ATOMIC_RELAXED);
     }
@@ -261,8 +267,9 @@ static void add_peer(int device, galloc_pool *pool, int peer)
 {
     galloc_config config = galloc_config_default();
     galloc_callbacks callbacks;
+    cudaError_t before = cudaPeekAtLastError();
     int can = 0;
-    if (cudaDeviceCanAccessPeer(&can, peer, device) != cudaSuccess) (void)cudaGetLastError(), can = 0;
+    if (gai_forget_error(before, cudaDeviceCanAccessPeer(&can, peer, device)) != cudaSuccess) can = 0;
     if (!can || galloc_pool_config(pool, &config) != cudaSuccess || !config.expandable_segments) return;
     __atomic_store_n(&peers[device], peers[device] | (uint64_t)1 << peer, __ATOMIC_RELEASE);
     memset(&callbacks, 0, sizeof callbacks);
@@ -303,22 +310,38 @@ static galloc_pool *pool_of(int device, cudaError_t *err)
     return pool;
 }
 
-/* Makes a device current, which the default streams refer to. Returns the device that was, or -1 if it is the same. */
-static int enter(int device)
+/* Makes a device current. *before: the device that was; -1: it is the same, or the call failed. */
+static cudaError_t enter(int device, int *before)
 {
-    int before = -1;
-    if (cudaGetDevice(&before) == cudaSuccess && before == device) return -1;
-    if (before >= 0 && cudaSetDevice(device) == cudaSuccess) return before;
-    (void)cudaGetLastError(); /* the error is galloc's to report */
-    return -1;
+    cudaError_t error = cudaPeekAtLastError(), err;
+    int current = -1;
+    *before = -1;
+    err = gai_forget_error(error, cudaGetDevice(&current));
+    if (err != cudaSuccess || current == device) return err;
+    err = gai_forget_error(error, cudaSetDevice(device));
+    if (err == cudaSuccess) *before = current;
+    return err;
 }
 
 static void leave(int before)
 {
-    if (before >= 0) (void)cudaSetDevice(before);
+    cudaError_t error = cudaPeekAtLastError();
+    if (before >= 0) (void)gai_forget_error(error, cudaSetDevice(before));
 }
 
 static int is_default(cudaStream_t stream) { return (uintptr_t)stream <= 2; }
+
+/* A default stream is that of the current device. So the device becomes current if the stream is one. When the process
+   ends and the runtime is gone, galloc knows what to do. */
+static cudaError_t enter_for(cudaStream_t stream, int device, int *before)
+{
+    cudaError_t err;
+    *before = -1;
+    err = is_default(stream) ? enter(device, before) : cudaSuccess;
+    if (err == cudaSuccess || err == cudaErrorCudartUnloading) return cudaSuccess;
+    return gai_end("galloc_torch",
+                   gai_fail(err, "device %d cannot be made current: %s", device, cudaGetErrorString(err)));
+}
 
 /* ---- graphs that share memory ------------------------------------------------------------------------------------ */
 
@@ -416,6 +439,7 @@ static void group_release(int device, pool_id id)
 static void group_join(int device, galloc_pool *pool, cudaStream_t stream)
 {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaError_t error = cudaPeekAtLastError();
     group *g, *only = NULL;
     int n = 0;
     if (is_default(stream)) return; /* cannot be captured */
@@ -423,7 +447,7 @@ static void group_join(int device, galloc_pool *pool, cudaStream_t stream)
     for (g = groups; g; g = g->next) {
         if (g->open && g->device == device) only = g, n++;
     }
-    if (n == 1 && !only->begun && cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
+    if (n == 1 && !only->begun && gai_forget_error(error, cudaStreamIsCapturing(stream, &status)) == cudaSuccess &&
         status == cudaStreamCaptureStatusActive)
         only->begun = galloc_graph_begin(&only->graph, pool, stream) == cudaSuccess;
     (void)pthread_mutex_unlock(&lock);
@@ -458,7 +482,8 @@ static cudaError_t allocate(void **p, size_t size, int device, cudaStream_t stre
     galloc_pool *pool = pool_of(device, &err);
     *p = NULL;
     if (!pool) return err;
-    before = is_default(stream) ? enter(device) : -1;
+    err = enter_for(stream, device, &before);
+    if (err != cudaSuccess) return err;
     if (__atomic_load_n(&open_groups, __ATOMIC_RELAXED)) group_join(device, pool, stream);
     err = galloc_pool_malloc(pool, p, size, stream);
     leave(before);
@@ -467,8 +492,10 @@ static cudaError_t allocate(void **p, size_t size, int device, cudaStream_t stre
 
 static int release(void *ptr, int device, cudaStream_t stream)
 {
-    int before = is_default(stream) ? enter(device) : -1;
-    cudaError_t err = galloc_free(ptr, stream);
+    int before;
+    cudaError_t err = enter_for(stream, device, &before);
+    if (err != cudaSuccess) return 0;
+    err = galloc_free(ptr, stream);
     leave(before);
     return err == cudaSuccess || err == cudaErrorInvalidDevicePointer; /* another try would find nothing either */
 }
@@ -532,13 +559,13 @@ HOOK void galloc_hook_record_stream(void *ptr, cudaStream_t stream)
 {
     galloc_pointer info;
     int before = -1;
-    cudaError_t err;
+    cudaError_t err = cudaSuccess;
     if (!ptr) return;
     if (galloc_pointer_info(ptr, &info) == cudaSuccess) {
         if (info.state == GALLOC_STATE_FOREIGN) return;
-        if (info.state == GALLOC_STATE_USED && is_default(stream)) before = enter(info.device);
+        if (info.state == GALLOC_STATE_USED) err = enter_for(stream, info.device, &before);
     }
-    err = galloc_record_stream(ptr, stream);
+    if (err == cudaSuccess) err = galloc_record_stream(ptr, stream);
     leave(before);
     if (err != cudaSuccess) throw_failure(err, 0, 0);
 }
@@ -567,9 +594,9 @@ HOOK void galloc_hook_memory_fraction(double fraction, int device)
     int before;
     galloc_pool *pool = pool_of(device, &err);
     if (!pool) throw_failure(err, 0, device);
-    before = enter(device);
+    err = enter(device, &before);
     (void)pthread_mutex_lock(&lock);
-    err = cudaMemGetInfo(&left, &total);
+    if (err == cudaSuccess) err = memory_info(&left, &total);
     if (err == cudaSuccess && !settings[device].known) {
         err = galloc_pool_config(pool, &config);
         settings[device].known = err == cudaSuccess;

@@ -214,12 +214,22 @@ void tell_profiler(void *p, int64_t change, int device)
     else c10::reportOutOfMemoryToProfiler(change, allocated, held, where);
 }
 
+/* What the driver has left of a device, or 0. A failure leaves no error in the runtime. */
+size_t left_by_driver(int device)
+{
+    c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+    size_t left = 0, total = 0;
+    const cudaError_t before = cudaPeekAtLastError();
+    if (cudaMemGetInfo(&left, &total) == cudaSuccess) return left;
+    if (before == cudaSuccess) (void)cudaGetLastError();
+    return 0;
+}
+
 void out_of_memory(size_t bytes, int device, cudaStream_t stream)
 {
     auto &s = state();
-    size_t free = 0, total = 0, held = held_by(device).bytes.current;
+    size_t free = left_by_driver(device), held = held_by(device).bytes.current;
     std::vector<OutOfMemoryObserver> observers;
-    (void)cudaMemGetInfo(&free, &total);
     Context context = gather(RecordContext::STATE);
     {
         std::lock_guard<std::mutex> guard(s.mutex);
@@ -331,10 +341,7 @@ public:
 
     void cacheInfo(c10::DeviceIndex device, size_t *largest) override
     {
-        size_t free = 0, total = 0;
-        c10::cuda::CUDAGuard guard(device);
-        *largest = held_by(device).largest_free;
-        if (cudaMemGetInfo(&free, &total) == cudaSuccess && free > *largest) *largest = free;
+        *largest = std::max(held_by(device).largest_free, left_by_driver(device));
     }
 
     DeviceStats getDeviceStats(c10::DeviceIndex device) override

@@ -7,6 +7,8 @@
 #include "sim.h"
 #include "test.h"
 
+#include <thread>
+
 #define OK(call) EXPECT_EQ((call), cudaSuccess)
 static std::size_t MiB(std::size_t n) { return n << 20; }
 
@@ -573,15 +575,82 @@ static void use(std::size_t kind, const galloc::stream &stream)
 #endif
 }
 
+/* Waits: for a stream, and for what is left of the work that used memory before. */
+static void wait_twice(const galloc::stream &stream)
+{
+    galloc::unique_ptr<char> p = galloc::make_unique<char>(MiB(4), stream);
+    put(stream, p.get(), MiB(4), 1);
+    stream.synchronize();
+    void *q = galloc::detail::allocate_sync(nullptr, 0, MiB(4), 256);
+    EXPECT_EQ(galloc_free(q, galloc::detail::private_stream(0)), cudaSuccess);
+}
+
+TEST(a_capture_of_another_thread_goes_on)
+{
+    for (cudaStreamCaptureMode mode :
+         {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed}) {
+        begin();
+        {
+            galloc::stream captured, stream;
+            cudaGraph_t graph = nullptr;
+            OK(cudaStreamBeginCapture(captured, mode));
+            std::thread([&] {
+                try {
+                    for (std::size_t kind = 0; kind < 2 * kinds; kind++) use(kind % kinds, stream);
+                    wait_twice(stream);
+                    galloc::stream of_the_thread;
+                } catch (const std::exception &e) {
+                    if (!EXPECT(!"an exception")) printf("    %s\n", e.what());
+                }
+            }).join();
+            OK(cudaStreamEndCapture(captured, &graph));
+            OK(cudaGraphDestroy(graph));
+        }
+        finish();
+    }
+}
+
+/* Memory on stream 0 of another device than the current one must not go to that of the current one. */
+TEST(cub_s_allocator_does_not_allocate_while_the_device_is_not_known)
+{
+    begin(2);
+    {
+        galloc::CachingDeviceAllocator cub;
+        void *p = nullptr;
+        sim_fail("cudaGetDevice", 1, 0, cudaErrorUnknown);
+        EXPECT(cub.DeviceAllocate(1, &p, MiB(4)) != cudaSuccess);
+        EXPECT(!p);
+        sim_fail_clear();
+    }
+    finish();
+}
+
+/* The runtime goes before the owners when the process ends. */
+TEST(cub_s_allocator_leaves_a_free_at_the_end_of_the_process_to_galloc)
+{
+    begin();
+    {
+        galloc::CachingDeviceAllocator cub;
+        void *p;
+        OK(cub.DeviceAllocate(&p, MiB(4)));
+        sim_fail("cudaGetDevice", 1, 1, cudaErrorCudartUnloading);
+        OK(cub.DeviceFree(p));
+        sim_fail_clear();
+    }
+    finish();
+}
+
 /* Each call of the runtime and of the driver fails in turn: a class works or throws, the next use works, and no block is
-   lost. */
-TEST(every_failing_call_is_an_exception_or_nothing)
+   lost. The runtime's last error stays, or is another one. */
+static void fail_in_turn(cudaError_t last_error)
 {
     long exceptions = 0, calls = 0;
     for (std::size_t kind = 0; kind < kinds; kind++) {
         long n, failed = 1;
         for (n = 1; failed && n < 400; n++) {
             begin();
+            if (last_error) (void)cudaSetDevice(7);
+            EXPECT_EQ(cudaPeekAtLastError(), last_error);
             {
                 galloc::stream stream;
                 if (n % 2) use(kind, stream); /* what is there already, and from nothing */
@@ -593,7 +662,9 @@ TEST(every_failing_call_is_an_exception_or_nothing)
                 }
                 failed = sim_failed();
                 sim_fail_clear();
-                (void)cudaGetLastError(); /* of a function of the program's: cudaGetDevice, say */
+                if (!EXPECT_EQ(cudaPeekAtLastError() != cudaSuccess, last_error != cudaSuccess))
+                    printf("    kind %zu, call %ld\n", kind, n);
+                (void)cudaGetLastError();
                 use(kind, stream);
                 galloc_pool *pool = nullptr;
                 galloc_stats stats;
@@ -609,5 +680,8 @@ TEST(every_failing_call_is_an_exception_or_nothing)
     printf("%ld calls failed in turn, %ld exceptions\n", calls, exceptions);
     EXPECT(calls > 60 && exceptions > 30);
 }
+
+TEST(every_failing_call_is_an_exception_or_nothing) { fail_in_turn(cudaSuccess); }
+TEST(every_failing_call_leaves_an_error_of_the_program) { fail_in_turn(cudaErrorInvalidDevice); }
 
 TEST_MAIN()

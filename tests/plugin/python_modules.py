@@ -538,6 +538,32 @@ def only_such_a_free_waits():
     assert sim.sim_blocking_calls() == waits
 
 
+@test
+def a_capture_of_another_thread_goes_on():
+    stream = new_stream()
+
+    def work():
+        galloc.default_pool(0).free(galloc.malloc(MIB), wait=True)
+        galloc.default_pool(1).free(galloc.malloc(MIB, device=1), wait=True)
+        block = galloc.Block(MIB, OWN)
+        block.record_stream(stream)
+        block.free()
+        pool = galloc.Pool()
+        pool.block(MIB).free()
+        pool.trim()
+        pool.close()
+        seen.append(sim.cudaPeekAtLastError())
+
+    for mode in range(3):  # global, thread-local, relaxed
+        graph, captured, seen = ctypes.c_void_p(), ctypes.c_void_p(new_stream()), []
+        assert sim.cudaStreamBeginCapture(captured, mode) == 0
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert sim.cudaStreamEndCapture(captured, ctypes.byref(graph)) == 0, mode
+        assert seen == [0] and sim.sim_findings(0) == 0
+
+
 SEVERAL_DEVICES = """
 MIB = 1 << 20
 class Access(ctypes.Structure):
@@ -666,6 +692,8 @@ def every_failing_call_is_an_error_or_nothing():
             again(pool.close)
         p = galloc.malloc(9 * MIB, stream)
         again(galloc.free, p, stream)
+        p = galloc.malloc(MIB, device=1)
+        again(galloc.default_pool(1).free, p, None, True)
         galloc.default_pool().memory()
         galloc.snapshot()
 
@@ -674,6 +702,9 @@ def every_failing_call_is_an_error_or_nothing():
         n += 1
         if n % 2:
             galloc.default_pool().trim()
+        if n // 2 % 2:  # the program has left an error in the runtime
+            assert sim.cudaSetDevice(99) != 0
+        last = sim.cudaPeekAtLastError()
         sim.sim_fail(None, n, 0, 999)  # cudaErrorUnknown
         try:
             program()
@@ -682,7 +713,7 @@ def every_failing_call_is_an_error_or_nothing():
         gc.collect()
         did_fail = sim.sim_failed() != 0
         sim.sim_fail_clear()
-        sim.cudaGetLastError()
+        assert (sim.cudaGetLastError() != 0) == (last != 0), n
         assert galloc.default_pool().memory()["live"] == 0, n
         program()
     assert 40 < n < 2000 and errors > 20, (n, errors)

@@ -257,6 +257,21 @@ TEST(memory_is_copied_between_devices_with_and_without_peer_access)
     for (void *p : {here, peer, apart}) give(p);
 }
 
+TEST(a_driver_that_does_not_say_what_is_left_leaves_no_error_in_the_runtime)
+{
+    size_t largest = 1;
+    sim_fail("cudaMemGetInfo", 1, 1, cudaErrorUnknown);
+    EXPECT(fails(MiB(4096)));
+    static_cast<Pluggable &>(*current).emptyCache();
+    current->cacheInfo(0, &largest);
+    EXPECT_EQ(largest, 0);
+    OK(cudaPeekAtLastError());
+    (void)cudaSetDevice(7); /* an error of the program */
+    current->cacheInfo(0, &largest);
+    EXPECT(cudaGetLastError() != cudaSuccess);
+    sim_fail_clear();
+}
+
 static std::shared_ptr<c10::GatheredContext> stack() { return std::make_shared<c10::GatheredContext>(); }
 
 /* "state" keeps stacks of blocks in use only, "alloc" also of allocations in the history, "all" of frees too. */

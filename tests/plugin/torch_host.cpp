@@ -759,7 +759,6 @@ TEST(every_failing_driver_call_is_an_exception_or_nothing)
         void *p = torch_malloc(MiB(8), 0, stream);
         EXPECT(p);
         torch_free(p, MiB(8), 0, stream);
-        if (getenv("DBG")) printf("n=%ld\n", n);
         finish();
     }
     EXPECT(n > 10 && n < 400);
@@ -792,6 +791,102 @@ TEST(a_device_is_added_while_driver_calls_fail)
         finish();
     }
     EXPECT(n > 10 && n < 400);
+}
+
+/* A free on a default stream comes after that stream's work, or it is made later. */
+TEST(a_free_is_made_later_if_its_device_cannot_be_made_current)
+{
+    for (const char *call : {"cudaGetDevice", "cudaSetDevice"}) {
+        begin(2, SIM_PACE_STILL, nullptr);
+        OK(cudaSetDevice(1));
+        cudaStream_t stream = stream_new();
+        void *p = torch_malloc(MiB(4), 1, nullptr), *q;
+        put(nullptr, p, MiB(4), 1);
+        OK(cudaSetDevice(0));
+        sim_fail(call, 1, 0, cudaErrorUnknown);
+        torch_free(p, MiB(4), 1, nullptr);
+        EXPECT_EQ(sim_failed(), 1);
+        q = torch_malloc(MiB(4), 1, stream);
+        EXPECT(q != p);
+        torch_free(q, MiB(4), 1, stream);
+        finish();
+    }
+}
+
+/* The runtime goes before the tensors when the process ends. */
+TEST(a_free_at_the_end_of_the_process_is_left_to_galloc)
+{
+    begin(1, SIM_PACE_STILL, nullptr);
+    void *p = torch_malloc(MiB(4), 0, nullptr);
+    sim_fail("cudaGetDevice", 1, 1, cudaErrorCudartUnloading);
+    torch_free(p, MiB(4), 0, nullptr);
+    EXPECT(torch_malloc(MiB(4), 0, nullptr) == p);
+    torch_free(p, MiB(4), 0, nullptr);
+    sim_fail_clear();
+    finish();
+}
+
+template <class Call> static void attempt(Call call)
+{
+    try {
+        call();
+    } catch (const c10::Error &) {
+    }
+}
+
+/* One use of each hook, most of them for another device than the current one. */
+static void use_hooks(cudaStream_t captured)
+{
+    void *p = nullptr;
+    attempt([&] { torch_fraction(1, 1); });
+    attempt([&] { p = torch_malloc(MiB(4), 1, nullptr); });
+    attempt([&] { torch_record(p, nullptr); });
+    torch_free(p, MiB(4), 1, nullptr);
+    attempt([&] { torch_malloc(MiB(4096), 1, nullptr); });
+    torch_begin(0, {1, 0}, Filter());
+    attempt([&] { torch_free(torch_malloc(MiB(4), 0, captured), MiB(4), 0, captured); });
+    torch_end(0, {1, 0});
+    torch_release(0, {1, 0});
+    torch_reset();
+}
+
+/* A thread captures a stream, and another one calls the hooks. */
+static void use_hooks_beside_a_capture(cudaStreamCaptureMode mode, long nth, cudaError_t last, long *failed)
+{
+    begin(2, SIM_PACE_STILL, nullptr);
+    cudaStream_t captured = stream_new();
+    cudaGraph_t graph = nullptr;
+    OK(cudaStreamBeginCapture(captured, mode));
+    std::thread([&] {
+        if (last) (void)cudaSetDevice(7);
+        if (nth) sim_fail(nullptr, nth, 0, cudaErrorUnknown);
+        use_hooks(captured);
+        *failed = sim_failed();
+        sim_fail_clear();
+        if (!EXPECT_EQ(cudaPeekAtLastError() != cudaSuccess, last != cudaSuccess)) printf("    call %ld\n", nth);
+    }).join();
+    OK(cudaStreamEndCapture(captured, &graph));
+    OK(cudaGraphDestroy(graph));
+    finish();
+}
+
+/* Each call fails in turn. The runtime's last error stays, or is another one. */
+TEST(every_failing_call_leaves_the_last_error_of_the_runtime)
+{
+    for (cudaError_t last : {cudaSuccess, cudaErrorInvalidDevice}) {
+        long n, failed = 1;
+        for (n = 1; failed && n < 400; n++)
+            use_hooks_beside_a_capture(cudaStreamCaptureModeGlobal, n, last, &failed);
+        EXPECT(n > 30 && n < 400);
+    }
+}
+
+TEST(a_capture_of_another_thread_goes_on)
+{
+    long failed;
+    for (cudaStreamCaptureMode mode :
+         {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed})
+        use_hooks_beside_a_capture(mode, 0, cudaSuccess, &failed);
 }
 
 int main(int argc, char **argv)
