@@ -2130,6 +2130,8 @@ static void gai_print(gai_string *string, const char *format, ...)
     X(DevicePrimaryCtxRetain, (CUcontext *, CUdevice))                                                                 \
     X(DevicePrimaryCtxRelease, (CUdevice))                                                                             \
     X(DevicePrimaryCtxGetState, (CUdevice, unsigned int *, int *))                                                     \
+    X(StreamCreate, (CUstream *, unsigned int))                                                                        \
+    X(StreamDestroy, (CUstream))                                                                                       \
     X(StreamGetCtx, (CUstream, CUcontext *))                                                                           \
     X(StreamGetId, (CUstream, unsigned long long *))                                                                   \
     X(StreamIsCapturing, (CUstream, CUstreamCaptureStatus *))                                                          \
@@ -12285,46 +12287,52 @@ static int gai_step_wait_device(gai_job *job)
    `paging` lock of its pool only tries to take that of another pool, and never blocks on it. May call release,
    devicewait and all sections before them. */
 
-/* Makes other pools of the device give back idle memory. The first pass skips pools whose `paging` lock is busy or that
-   have an on_unmap callback, and cudaMalloc segments, whose release waits. The `last` pass skips none: it releases this
-   pool's `paging` lock while it holds the other one, waits for the device, frees what is in quarantine, unchecked, and
-   may call on_unmap. */
-static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
+/* What other pools of the device give back. */
+enum gai_borrowing {
+    GAI_BORROW_IDLE, /* idle memory, but no cudaMalloc segments, whose release waits. Pools whose `paging` lock is busy
+                        or that have an on_unmap callback give none */
+    GAI_BORROW_KEPT, /* the same, and what is in quarantine, unchecked */
+    GAI_BORROW_ALL   /* both from every pool, after a wait for the device: it releases this pool's `paging` lock while
+                        it holds the other one, and may call on_unmap */
+};
+
+/* Makes other pools of the device give back memory. */
+static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, enum gai_borrowing how)
 {
     galloc_pool *other = NULL;
     size_t given = 0;
     while ((other = gai_pool_visit(other, pool->budget)) != NULL) {
         gai_scope scope;
         if (other == pool || given >= wanted) continue;
-        if (last) {
+        if (how == GAI_BORROW_ALL) {
             gai_lock_off(&pool->paging);
             gai_lock_on(&other->paging);
         } else if (!gai_lock_try(&other->paging)) {
             continue;
         }
-        if (!last && other->callbacks.on_unmap) {
+        if (how != GAI_BORROW_ALL && other->callbacks.on_unmap) {
             gai_lock_off(&other->paging);
         } else if (gai_pool_enter_locked(other, &scope)) {
             gai_thread.message_is_new = 0; /* an error there is not this pool's error */
         } else {
             gai_pool_poll(other);
-            if (last || other->config.expandable_segments || other->variant.refresh)
+            if (how == GAI_BORROW_ALL || other->config.expandable_segments || other->variant.refresh)
                 given += gai_pool_release(other, wanted - given);
-            if (last && given < wanted && gai_pool_held(other) && !gai_pool_wait(other)) {
+            if (how == GAI_BORROW_ALL && given < wanted && gai_pool_held(other) && !gai_pool_wait(other))
                 given += gai_pool_release(other, wanted - given);
-                if (given < wanted && gai_pool_free_kept(other)) given += gai_pool_release(other, wanted - given);
-            }
+            if (how != GAI_BORROW_IDLE && given < wanted && gai_pool_free_kept(other))
+                given += gai_pool_release(other, wanted - given);
             gai_scope_leave(&scope);
             gai_lock_off(&other->paging);
         }
-        if (last) gai_lock_on(&pool->paging);
+        if (how == GAI_BORROW_ALL) gai_lock_on(&pool->paging);
     }
     return given;
 }
 
 /* Makes other pools give back up to `wanted` bytes, unless this pool's own limit causes the shortage. Returns whether
    they gave any. */
-static int gai_job_have_others_give(gai_job *job, size_t wanted, int last)
+static int gai_job_have_others_give(gai_job *job, size_t wanted, enum gai_borrowing how)
 {
     galloc_pool *pool = job->pool;
     size_t headroom = gai_pool_headroom(pool), share, own;
@@ -12341,23 +12349,24 @@ static int gai_job_have_others_give(gai_job *job, size_t wanted, int last)
                                                                      : "the device's memory is the cause");
         wanted = gai_left(wanted, headroom);
     }
-    return wanted && gai_pool_borrow(pool, wanted, last);
+    return wanted && gai_pool_borrow(pool, wanted, how);
 }
 
 /* Makes other pools give back enough for the request and one more page, and then tries to serve it. */
-static int gai_job_borrow(gai_job *job, int last)
+static int gai_job_borrow(gai_job *job, enum gai_borrowing how)
 {
     size_t granularity = job->pool->granularity, wanted = gai_up(job->params.bytes, granularity) + granularity;
-    if (!gai_job_have_others_give(job, wanted, last)) return 0;
+    if (!gai_job_have_others_give(job, wanted, how)) return 0;
     return gai_job_search(job, GAI_REACH_ALL) || gai_step_supply(job) || gai_step_recycle(job);
 }
 
-static int gai_step_borrow(gai_job *job) { return gai_job_borrow(job, 0); }
-
-static int gai_step_borrow_last(gai_job *job)
+static enum gai_borrowing gai_job_borrowing(gai_job *job)
 {
-    return gai_job_can_wait_for_devices(job) && gai_job_borrow(job, 1);
+    return gai_job_can_wait_for_devices(job) ? GAI_BORROW_ALL : GAI_BORROW_KEPT;
 }
+
+static int gai_step_borrow(gai_job *job) { return gai_job_borrow(job, GAI_BORROW_IDLE); }
+static int gai_step_borrow_last(gai_job *job) { return gai_job_borrow(job, gai_job_borrowing(job)); }
 
 /* A step of the ladder. `take` returns 1 when the job is done, successfully or not. */
 typedef struct gai_ladder_step {
@@ -16658,12 +16667,12 @@ static int gai_step_torch_empty(gai_job *job)
 /* PyTorch's allocator knows no other pools, so these two steps come after PyTorch's own. */
 static int gai_step_torch_borrow(gai_job *job)
 {
-    return gai_job_have_others_give(job, gai_job_segment(job), 0) && gai_step_torch_grow(job);
+    return gai_job_have_others_give(job, gai_job_segment(job), GAI_BORROW_IDLE) && gai_step_torch_grow(job);
 }
 
 static int gai_step_torch_borrow_last(gai_job *job)
 {
-    if (!gai_job_can_wait_for_devices(job) || !gai_job_have_others_give(job, gai_job_segment(job), 1)) return 0;
+    if (!gai_job_have_others_give(job, gai_job_segment(job), gai_job_borrowing(job))) return 0;
     return gai_job_search(job, GAI_REACH_ALL) || gai_step_torch_grow(job);
 }
 
@@ -18341,27 +18350,23 @@ static int gai_pool_has_events_out(galloc_pool *pool)
 }
 
 /* Checks what is in quarantine, and frees it. `waits`: waits for the device before; otherwise blocks stay from the
-   first one on whose marks are not known to be complete. Then waits for a copy from each block, on the thread's own
-   default stream. A copy that cannot be waited for is work on an unknown stream. Returns the number of blocks freed. In
+   first one on whose marks are not known to be complete. Then waits for a copy from each block, on a stream for these
+   copies alone. A copy that cannot be waited for is work on an unknown stream. Returns the number of blocks freed. In
    the pool's context. [paging] */
 static size_t gai_pool_end_quarantine(galloc_pool *pool, int waits)
 {
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     gai_site site;
-    const gai_stream *stream;
     size_t n, freed;
     int may;
     gai_lock_on(&pool->lock);
     n = pool->guards.kept;
-    for (stream = pool->streams; !waits && stream; stream = stream->next)
-        if (gai_is_default_stream(stream->handle) && stream->recorded) n = 0; /* the copies would wait for it */
     gai_lock_off(&pool->lock);
     if (!n) return 0;
-    may = !(waits && gai_pool_wait(pool)) && !gai_cu.StreamIsCapturing(CU_STREAM_PER_THREAD, &status);
     memset(&site, 0, sizeof site);
-    site.handle = CU_STREAM_PER_THREAD;
     site.context = pool->context;
     site.own_context = 1;
+    if (waits) (void)gai_pool_wait(pool);
+    may = !gai_cu.StreamCreate(&site.handle, CU_STREAM_NON_BLOCKING);
     gai_lock_on(&pool->lock);
     for (freed = 0; freed < n && pool->guards.kept; freed++) {
         int can, checks;
@@ -18370,13 +18375,14 @@ static size_t gai_pool_end_quarantine(galloc_pool *pool, int waits)
         while (mark && gai_mark_is_complete(mark)) mark = mark->next;
         if (mark && !waits) break;
         (void)gai_kept_pop(pool, &can);
-        checks = may && can && !mark && status == CU_STREAM_CAPTURE_STATUS_NONE;
+        checks = may && can && !mark;
         pool->stats.unchecked += !checks;
         if (checks && gai_kept_check(pool, block, &site, 1))
             gai_block_stamp(pool, block, gai_mark_promised(pool, gai_pool_unknown_streams(pool)));
         gai_block_put(pool, block);
     }
     gai_lock_off(&pool->lock);
+    if (may) (void)gai_cu.StreamDestroy(site.handle);
     gai_pool_sweep_lost(pool);
     return freed;
 }
@@ -21305,7 +21311,10 @@ GALLOC_API cudaError_t galloc_override_free(void *ptr, cudaStream_t stream, int 
     galloc_pointer info;
     gai_site site;
     CUresult result;
-    cudaError_t error = galloc_pointer_info(ptr, &info);
+    cudaError_t error = gai_begin();
+    if (error == cudaErrorCudartUnloading) return galloc_free(ptr, stream);
+    if (error) return gai_end(__func__, error);
+    error = galloc_pointer_info(ptr, &info);
     if (error) return error;
     if (how < GALLOC_OVERRIDE_DEVICE || how > GALLOC_OVERRIDE_ORDERED)
         return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "how is %d: must be GALLOC_OVERRIDE_...", how));

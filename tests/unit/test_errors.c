@@ -1166,6 +1166,27 @@ static void survive_the_driver(const char *settings)
     sim_stop();
 }
 
+/* Also after galloc_shutdown, which finds the driver gone. */
+TEST(frees_after_the_driver_and_galloc_succeed)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    void *p[6];
+    for (int i = 0; i < 6; i++) OK(i < 3 ? galloc_malloc(&p[i], 512, s) : galloc_override_malloc(&p[i], 512));
+    sim_driver_exit();
+    OK(galloc_shutdown());
+    OK(galloc_free(p[0], s));
+    OK(galloc_free_after(p[1], &s, 1));
+    OK(galloc_override_free(p[2], s, GALLOC_OVERRIDE_ORDERED));
+    OK(galloc_override_free(p[3], s, GALLOC_OVERRIDE_DEVICE));
+    OK(galloc_override_free(p[4], s, GALLOC_OVERRIDE_STREAM));
+    OK(galloc_override_free(p[5], s, GALLOC_OVERRIDE_ORDERED));
+    OK(galloc_stream_retire(s));
+    EXPECT_EQ(log_lines, 0);
+    EXPECT_EQ(sim_malloc_live(), 0);
+    sim_stop();
+}
+
 /* In a child made by fork all of them fail, but those that need neither driver nor pool. */
 static int needs_no_driver(const char *name)
 {

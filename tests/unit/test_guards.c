@@ -1002,7 +1002,7 @@ TEST(a_write_after_the_free_names_no_neighbour)
 /* Whatever a trim lacks for a check, the blocks leave the quarantine unchecked, and nobody has them too early. */
 TEST(a_quarantine_that_cannot_be_checked_ends_unchecked)
 {
-    enum { WAIT, CAPTURE_UNKNOWN, MARKS, WAYS };
+    enum { WAIT, NO_STREAM, MARKS, WAYS };
     for (int way = 0; way < WAYS; way++) {
         begin_backed(SIM_PACE_STILL);
         cudaStream_t s = stream_new(), t = stream_new();
@@ -1011,7 +1011,7 @@ TEST(a_quarantine_that_cannot_be_checked_ends_unchecked)
         for (int i = 0; i < 3; i++) p[i] = get_used(pool, MIB(1), s, 1);
         for (int i = 0; i < 3; i++) OK(galloc_free(p[i], s));
         if (way == WAIT) sim_fail("cuMemFreeHost", 1, 1, cudaErrorUnknown);
-        if (way == CAPTURE_UNKNOWN) sim_fail("cuStreamIsCapturing", 1, 1, cudaErrorUnknown);
+        if (way == NO_STREAM) sim_fail("cuStreamCreate", 1, 1, cudaErrorUnknown);
         if (way == MARKS) inside_drain_marks(pool);
         if (way == MARKS) sim_fail_malloc(1, 1);
         (void)galloc_pool_trim(pool, 0, NULL);
@@ -1148,6 +1148,42 @@ TEST(the_quarantine_gives_way_to_other_pools)
     stream_end(s);
     stream_end(t);
     finish();
+}
+
+/* Also to a request that may not wait for the device, if nothing has to be waited for. */
+TEST(the_quarantine_gives_way_to_other_pools_without_a_wait)
+{
+    for (int captured = 0; captured < 2; captured++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new(), busy = stream_new();
+        cudaGraph_t graph = NULL;
+        galloc_config config = galloc_config_default();
+        config.device_limit = MIB(64);
+        if (!captured) config.wait_limit_ms = 0;
+        galloc_pool *kept = pool_quarantine(MIB(60)), *other = pool_new(&config);
+        void *p[4], *q;
+        for (int i = 0; i < 4; i++) p[i] = get_used(kept, MIB(10), t, 1);
+        for (int i = 0; i < 4; i++) OK(galloc_free(p[i], t));
+        OK(cudaStreamSynchronize(t));
+        OK(galloc_free(get_used(kept, MIB(2), busy, 1), busy));
+        if (captured) OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+        q = get(other, MIB(16), s); /* beside the quarantine */
+        EXPECT_EQ(stats_of(kept).unchecked, 0);
+        OK(galloc_free(q, s));
+        long waits = sim_blocking_calls();
+        q = get(other, MIB(40), s);
+        EXPECT_EQ(sim_blocking_calls(), waits);
+        EXPECT_EQ(stats_of(kept).unchecked, 5);
+        OK(galloc_free(q, s));
+        if (captured) OK(cudaStreamEndCapture(s, &graph));
+        if (captured) OK(cudaGraphDestroy(graph));
+        pool_end(kept);
+        pool_end(other);
+        stream_end(s);
+        stream_end(t);
+        stream_end(busy);
+        finish();
+    }
 }
 
 TEST(the_quarantine_is_in_no_list_of_what_is_live)
@@ -2312,7 +2348,7 @@ TEST(a_sync_point_gives_back_what_is_in_the_quarantine)
     finish();
 }
 
-/* The check copies on the thread's own default stream, and would wait for what is queued there. */
+/* The checks wait for copies. No work of the program comes before those. */
 TEST(a_sync_point_waits_for_no_default_stream)
 {
     begin_backed(SIM_PACE_STILL);
@@ -2320,21 +2356,29 @@ TEST(a_sync_point_waits_for_no_default_stream)
     galloc_config config = galloc_config_default();
     OK(galloc_config_parse(&config, "debug:quarantine,release_threshold:0", NULL, 0));
     galloc_pool *pool = pool_new(&config);
-    void *p = get(pool, MIB(3), s), *q = get(pool, MIB(3), own), *r = get(pool, MIB(3), t);
+    void *p = get(pool, MIB(3), s), *q = get(pool, MIB(3), own), *r = get(pool, MIB(3), t), *others;
+    OK(cudaMalloc(&others, 512));
     OK(galloc_free(r, t));
     OK(galloc_free(p, s));
     OK(cudaStreamSynchronize(s));
     OK(cudaStreamSynchronize(t));
     put(own, q, MIB(3), 7);
     OK(galloc_free(q, own));
-    OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
-    EXPECT(!sim_stream_done(own));
+    OK(cudaMemsetAsync(others, 1, 512, cudaStreamLegacy));
+    sim_hold(own, 1);
+    sim_hold(cudaStreamLegacy, 1);
+    long made = sim_calls("cuStreamCreate"), ended = sim_calls("cuStreamDestroy");
     OK(galloc_pool_sync_point(pool, NULL));
-    EXPECT(!sim_stream_done(own));
+    sim_hold(own, 0);
+    sim_hold(cudaStreamLegacy, 0);
+    EXPECT_EQ(stats_of(pool).checks, 2); /* those before q; so it is with work of the program that has no event */
+    EXPECT_EQ(sim_calls("cuStreamCreate") - made, 1);
+    EXPECT_EQ(sim_calls("cuStreamDestroy") - ended, 1);
     OK(cudaStreamSynchronize(own));
     OK(galloc_pool_sync_point(pool, NULL));
     EXPECT_EQ(stats_of(pool).reserved.current, 0);
     EXPECT_EQ(stats_of(pool).checks, 3);
+    OK(cudaFree(others));
     pool_end(pool);
     stream_end(s);
     stream_end(t);
