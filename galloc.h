@@ -1169,8 +1169,10 @@ enum { GALLOC_OVERRIDE_DEVICE = 0, GALLOC_OVERRIDE_STREAM = 1, GALLOC_OVERRIDE_O
               GALLOC_OVERRIDE_STREAM: after a wait for `stream`, likewise
               GALLOC_OVERRIDE_ORDERED: as galloc_free; if `stream` is the legacy one, other blocking streams come after
               it, as after work of the program. For memory of galloc_override_malloc as GALLOC_OVERRIDE_STREAM
-     Returns  also what galloc_free returns, and the error of an earlier launch; cudaErrorStreamCaptureUnsupported: a
-              captured stream cannot be waited for. Then the block is still used
+     Returns  also what galloc_free returns, and the error of an earlier launch. When a captured stream would have to be
+              waited for, the block stays in use: cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureInvalidated
+              after the capture has failed, cudaErrorStreamCaptureImplicit for the legacy stream while a blocking one
+              is captured
      Device   waits as `how` says, and a wait for the device invalidates captures that are under way there */
 GALLOC_API cudaError_t galloc_override_free(void *ptr, cudaStream_t stream, int how);
 
@@ -1834,11 +1836,15 @@ typedef struct gai_budget {
 #define GAI_NOTE_TEXT 48 /* bytes of an annotation and of a tag's name, with the terminating 0 */
 #define GAI_TAG_NAMES 64
 
-typedef void (*gai_log_call)(int level, const char *text, void *user);
+/* Where log lines go. */
+typedef struct gai_log_sink {
+    void (*call)(int level, const char *text, void *user); /* NULL: GALLOC_LOG */
+    void *user;
+} gai_log_sink;
 
 /* The locks of gai_process. `global` is taken before any other lock. The others come after the locks of a pool and
-   after the latches of stream caches; no lock is taken while one of them is held, but
-   for the latch of a log while `trace` is, and `tags` by a fork while `log` is. */
+   after the latches of stream caches; no lock is taken while one of them is held, but for the latch of a log while
+   `trace` is. */
 static struct {
     gai_lock global, map, budget, log, context, tags, depot, trace;
 } gai_locks = {GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC,
@@ -1854,7 +1860,7 @@ static struct {
     void *driver_ready;  /* not NULL once gai_cu is filled */
     uint64_t driver_loads; /* calls that fill gai_cu, or have filled it */
     uint64_t forks_are_watched; /* 0 or 1 */
-    unsigned long forking; /* the process that forks; written with the locks of the log and of tags */
+    uint64_t process, forks; /* its number when it forked last; calls of fork under way */
     void *known_pools;   /* `pools`, `ended_pools`, and those about to begin or to end */
     void *default_pool[GAI_DEVICES]; /* written with the global lock */
     void *override_pool[GAI_DEVICES]; /* handles, of galloc_override_malloc; the same */
@@ -1892,8 +1898,8 @@ static struct {
     /* The log lock guards: */
     int log_is_read;         /* log_level is set; 0: GALLOC_CONF has not been read yet */
     int log_level;           /* GALLOC_LOG_... */
-    gai_log_call log_function;
-    void *log_user;
+    gai_log_sink log_sinks[2]; /* the other one is written, then becomes current: fork finds a whole one */
+    uint64_t log_sink;         /* the current one */
     struct {                 /* counts of messages that differ in numbers only */
         uint64_t key, count;
         uint64_t when, hidden; /* time of the last message shown, and messages suppressed since then */
@@ -1931,7 +1937,6 @@ typedef struct gai_damage {
 static GAI_THREAD_LOCAL struct {
     char message[544];       /* the error or note of the call under way */
     char last[544];          /* what galloc_last_message returns: the error of the last call that failed */
-    int forks;               /* fork handlers of galloc's since the last fork began: they may be registered twice */
     int message_is_new;      /* 1 or GAI_NOTE: it still has to be logged */
     int in_mapping;          /* callbacks on_map and on_unmap that the thread is in */
     int in_shortage;         /* on_oom and on_reject */
@@ -1950,29 +1955,22 @@ static GAI_THREAD_LOCAL struct {
 } gai_thread;
 
 /* A child of fork inherits the heap but not the driver, so it must use neither. It may still log an error, and without
-   a driver call in the parent it may do all: fork therefore holds the locks of the log and of tags, which leaves them
-   free in the child. Nothing but the driver's first call and galloc_annotate, which reads, takes the global lock before
-   the driver is ready.
-   Fork handlers of the program that were registered before galloc's run while those locks are held, also in the child
-   before it knows that it is one. They may call galloc. */
+   a driver call in the parent it may do all. So its locks of the log and of tags are new ones, since other threads may
+   have held the old ones; what those guard is of use at any moment. Nothing but the driver's first call and
+   galloc_annotate, which reads, takes the global lock before the driver is ready.
+   Fork handlers of the program may call galloc, in the child even before galloc's own handler has run there. */
 #if !defined(_WIN32)
 static void gai_before_fork(void)
 {
-    if (gai_thread.forks++) return;
-    gai_lock_on(&gai_locks.log);
-    gai_lock_on(&gai_locks.tags);
-    gai_process.forking = gai_process_id();
+    gai_store(&gai_process.process, gai_process_id());
+    gai_count(&gai_process.forks, 1);
 }
-static void gai_after_fork(void)
+static void gai_after_fork(void) { gai_count(&gai_process.forks, (uint64_t)-1); }
+static void gai_on_fork(void)
 {
-    if (--gai_thread.forks) return;
-    gai_lock_off(&gai_locks.tags);
-    gai_lock_off(&gai_locks.log);
-}
-
-/* Makes a child refuse what needs the driver, if galloc has used it. */
-static void gai_fork_settle(void)
-{
+    gai_lock_init(&gai_locks.log);
+    gai_lock_init(&gai_locks.tags);
+    gai_store(&gai_process.forks, 0);
     if (gai_load(&gai_process.driver_loads)) {
         gai_store_pointer(&gai_process.forked, &gai_process.forked);
         gai_store(&gai_process.generation, 0);
@@ -1980,16 +1978,11 @@ static void gai_fork_settle(void)
         gai_lock_init(&gai_locks.global);
     }
 }
-static void gai_on_fork(void)
-{
-    gai_fork_settle();
-    gai_after_fork();
-}
 
-/* A call from a fork handler: is this the child already? */
+/* For calls that fork handlers of the program may make: is this a child in which galloc's own has not run yet? */
 static void gai_fork_look(void)
 {
-    if (gai_thread.forks && gai_process.forking != gai_process_id()) gai_fork_settle();
+    if (gai_load(&gai_process.forks) && gai_load(&gai_process.process) != gai_process_id()) gai_on_fork();
 }
 
 /* Comes before the first use of a lock that a fork could find taken. Returns 0 unless host memory is missing. */
@@ -2004,16 +1997,6 @@ static int gai_watch_forks(void)
 static void gai_fork_look(void) {}
 static int gai_watch_forks(void) { return 0; }
 #endif
-
-/* For the locks that fork holds. */
-static void gai_lock_on_unless_forking(gai_lock *lock)
-{
-    if (!gai_thread.forks) gai_lock_on(lock);
-}
-static void gai_lock_off_unless_forking(gai_lock *lock)
-{
-    if (!gai_thread.forks) gai_lock_off(lock);
-}
 
 /* Records the error message at the place where the error is found. The first message of a call is the most specific
    one; later ones are ignored. */
@@ -5259,14 +5242,14 @@ static int gai_tag_at(uint32_t tag, int named)
 static int gai_tag_set(uint32_t tag, const char *name)
 {
     int at;
-    gai_lock_on_unless_forking(&gai_locks.tags);
+    gai_lock_on(&gai_locks.tags);
     at = gai_tag_at(tag, 1);
     if (at == GAI_TAG_NAMES) at = gai_tag_at(tag, 0);
     if (at < GAI_TAG_NAMES) {
         gai_process.tag_names[at].tag = tag;
         gai_history_text(gai_process.tag_names[at].name, name ? name : "");
     }
-    gai_lock_off_unless_forking(&gai_locks.tags);
+    gai_lock_off(&gai_locks.tags);
     return at < GAI_TAG_NAMES || !name || !name[0];
 }
 
@@ -5274,10 +5257,10 @@ static int gai_tag_set(uint32_t tag, const char *name)
 static int gai_tag_get(uint32_t tag, char *name)
 {
     int at;
-    gai_lock_on_unless_forking(&gai_locks.tags);
+    gai_lock_on(&gai_locks.tags);
     at = gai_tag_at(tag, 1);
     if (at < GAI_TAG_NAMES) memcpy(name, gai_process.tag_names[at].name, GAI_NOTE_TEXT);
-    gai_lock_off_unless_forking(&gai_locks.tags);
+    gai_lock_off(&gai_locks.tags);
     return at < GAI_TAG_NAMES;
 }
 
@@ -15059,7 +15042,8 @@ static void gai_log_level_read(void)
 static void gai_log_lock(void)
 {
     (void)gai_watch_forks();
-    gai_lock_on_unless_forking(&gai_locks.log);
+    gai_fork_look();
+    gai_lock_on(&gai_locks.log);
 }
 
 /* Ends log:off: a mistake in the variables that set the log is logged in any case, since it refuses all requests. */
@@ -15068,7 +15052,7 @@ static void gai_log_failures(void)
     gai_log_lock();
     gai_log_level_read();
     if (gai_process.log_level == GALLOC_LOG_OFF) gai_process.log_level = GALLOC_LOG_ERROR;
-    gai_lock_off_unless_forking(&gai_locks.log);
+    gai_lock_off(&gai_locks.log);
 }
 
 /* Passes this thread's message to the log function; `folds`: unless it repeats one that was logged lately. A failure of
@@ -15081,8 +15065,7 @@ static void gai_log_line(int level, int folds)
     size_t length = strlen(gai_thread.message);
     int is_new = gai_thread.message_is_new, has_report = gai_thread.has_report;
     galloc_report report;
-    gai_log_call call;
-    void *user;
+    gai_log_sink sink;
     uint64_t hidden = 0;
     int shows;
     if (gai_thread.in_log) return;
@@ -15090,9 +15073,8 @@ static void gai_log_line(int level, int folds)
     gai_log_level_read();
     shows = level <= gai_process.log_level &&
             (!folds || gai_process.log_level == GALLOC_LOG_DEBUG || gai_repeat_shows(gai_thread.message, &hidden));
-    call = gai_process.log_function;
-    user = gai_process.log_user;
-    gai_lock_off_unless_forking(&gai_locks.log);
+    sink = gai_process.log_sinks[gai_process.log_sink];
+    gai_lock_off(&gai_locks.log);
     if (!shows) return;
     memcpy(text, gai_thread.message, length + 1);
     if (hidden)
@@ -15101,7 +15083,7 @@ static void gai_log_line(int level, int folds)
     report = gai_thread.report;
     gai_thread.message_is_new = 0;
     gai_thread.in_log = 1;
-    if (call) call(level, text, user);
+    if (sink.call) sink.call(level, text, sink.user);
     else GALLOC_LOG(text);
     gai_thread.in_log = 0;
     gai_thread.message_is_new = is_new;
@@ -20542,10 +20524,13 @@ GALLOC_API const char *galloc_last_message(void) { return gai_thread.last; }
 
 GALLOC_API void galloc_set_log(void (*call)(int level, const char *text, void *user), void *user)
 {
+    uint64_t next;
     gai_log_lock();
-    gai_process.log_function = call;
-    gai_process.log_user = user;
-    gai_lock_off_unless_forking(&gai_locks.log);
+    next = 1 - gai_process.log_sink;
+    gai_process.log_sinks[next].call = call;
+    gai_process.log_sinks[next].user = user;
+    gai_store(&gai_process.log_sink, next);
+    gai_lock_off(&gai_locks.log);
 }
 
 GALLOC_API galloc_config galloc_config_default(void) { return gai_config_default(); }

@@ -61,6 +61,7 @@ numba() { # module
 }
 
 for name in cupy cupy_streams cupy_exhaust; do program $name cupy; done
+[ "$(nvidia-smi -L | grep -c '^GPU')" -lt 2 ] || program cupy_devices cupy
 program numba numba.cuda
 program cuda_core cuda.core
 has numba.cuda && numba_works && for module in $tests; do numba "$module"; done

@@ -67,6 +67,31 @@ def cupy_streams():
     return f"400 arrays on four streams, held {galloc.default_pool().memory()['held_peak'] >> 20} MiB"
 
 
+def cupy_devices():
+    """Two devices: copies in both directions, of old and new pages, and kernels on the other device's arrays."""
+    import cupy
+    import galloc
+    import galloc_cupy
+    galloc_cupy.install()
+    for step in range(50):
+        n = (1000, 1 << 20, (3 << 20) + 1000 * step)[step % 3]
+        with cupy.cuda.Device(0):
+            a = cupy.full(n, step, dtype=cupy.int64)
+            cupy.cuda.get_current_stream().synchronize()
+        with cupy.cuda.Device(1):
+            b = cupy.asarray(a)
+            c = b + cupy.ones(n, dtype=cupy.int64)
+            d = a + b if cupy.cuda.runtime.deviceCanAccessPeer(1, 0) else 2 * b
+            cupy.cuda.get_current_stream().synchronize()
+            assert int(d.sum()) == 2 * step * n
+        with cupy.cuda.Device(0):
+            assert int(cupy.asarray(c).sum()) == (step + 1) * n
+            cupy.cuda.get_current_stream().synchronize()
+        del a, b, c, d
+    held = [galloc.default_pool(device).memory()["held_peak"] >> 20 for device in (0, 1)]
+    return f"50 rounds on two devices, held {held[0]} and {held[1]} MiB"
+
+
 def cupy_exhaust():
     import cupy
     import galloc_cupy

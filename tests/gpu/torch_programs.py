@@ -282,10 +282,33 @@ def counters(steps):
     return 1
 
 
+def devices(steps):
+    """Two devices: copies in both directions on several streams, of old and new pages, and NCCL."""
+    from torch.nn.parallel import comm
+    here, there = torch.device("cuda", 0), torch.device("cuda", 1)
+    side, total = torch.cuda.Stream(there), 0.0
+    for step in range(steps):
+        yield
+        for n in (1000, 1 << 20, (9 << 20) + 1000 * step):
+            a = torch.randn(n, device=here)
+            b = a.to(there)
+            side.wait_stream(torch.cuda.current_stream(there))
+            with torch.cuda.stream(side):
+                b.record_stream(side)
+                c = (2 * b).to(here, non_blocking=True)
+            torch.cuda.current_stream(here).wait_stream(side)
+            assert torch.equal(c, 2 * a)
+            d = comm.reduce_add([a, b], 0)
+            e = comm.broadcast(d, (0, 1))[1]
+            assert torch.equal(e.to(here), 2 * a)
+            total += e[:1000].sum().item()
+    return total
+
+
 PROGRAMS = {
     "train": (train, 40), "generate": (generate, 40), "prefetch": (prefetch, 40), "graph": (graph, 60),
     "streams": (streams, 10), "exhaust": (exhaust, 5), "pool": (pool, 20), "compiled": (compiled, 12),
-    "counters": (counters, 3),
+    "counters": (counters, 3), "devices": (devices, 10),
 }
 
 body, steps = PROGRAMS[program]
