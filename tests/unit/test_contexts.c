@@ -116,6 +116,34 @@ TEST(a_handle_that_comes_back_in_another_context_is_waited_for)
     }
 }
 
+/* A context at the address of one that has ended is another one, and is waited for as well. */
+TEST(a_context_at_the_address_of_an_ended_one_is_waited_for)
+{
+    begin_devices(1, SIM_PACE_STILL);
+    CUcontext own = primary(0), ended = context_new(0);
+    galloc_pool *pool = pool_of("memory_limit:2M", 0);
+    cudaStream_t s = stream_new(), keep = stream_new();
+    pairs(pool, KIB(4), stream_in(ended), 1);
+    OK(cuCtxDestroy(ended));
+    CUcontext other = context_new(0);
+    EXPECT(other == ended);
+    pairs(pool, KIB(4), stream_in(other), 1);
+    pairs(pool, KIB(64), s, 3);
+    void *p = get_used(pool, KIB(64), s, 1);
+    OK(cudaStreamSynchronize(s));
+    stream_end(s);
+    cudaStream_t t = stream_in(other);
+    EXPECT(t == s);
+    enter(other);
+    put(t, p, KIB(64), 2);
+    OK(galloc_free(p, t)); /* nobody's: the stream is taken for the one that has ended */
+    enter(own);
+    void *q = get_used(pool, MIB(2), keep, 3);
+    OK(galloc_free(q, keep));
+    pool_end(pool);
+    finish();
+}
+
 /* The same while a context does not say whether it lives: then it is not left out. */
 TEST(a_context_that_gives_no_answer_is_not_left_out_of_the_wait)
 {

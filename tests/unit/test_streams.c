@@ -1930,6 +1930,28 @@ TEST(a_free_during_the_record_is_not_covered)
     }
 }
 
+/* The second event covers it, and not the first one, whenever that is seen to be complete. */
+TEST(a_free_during_the_record_waits_for_its_own_event)
+{
+    for (int operations = 0; operations < 8; operations++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = tight_pool(MIB(10), COMPLETED);
+        void *y = get_used(pool, MIB(4), s, 1), *p = get_used(pool, MIB(5), s, 1);
+        come_into_play(pool, t);
+        interlude_begin((interlude){use_and_free_on_s, 1, NULL, pool, s, t, y});
+        OK(galloc_free(p, s));
+        interlude_end();
+        sim_run(operations);
+        void *q = get_used(pool, MIB(5), t, 2), *r = get_used(pool, MIB(4), t, 4);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        OK(galloc_free(q, t));
+        OK(galloc_free(r, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
 static void free_on_t(void) { OK(galloc_free(between.ptr, between.t)); }
 
 /* A block that S got from its own pending memory, and did not use, is freed on T while T's wait for S is being queued:
