@@ -415,14 +415,15 @@ TEST(no_row_is_lost_where_nothing_can_be_written_at_the_end_of_a_call)
 
 /* Another thread allocates and frees while the log is written. */
 static struct {
-    int armed, now, done;
+    int armed; /* the so many-th write waits for the other thread; 0: none does */
+    int now, done;
 } written;
 
 size_t fwrite(const void *data, size_t size, size_t n, FILE *file)
 {
     size_t (*next)(const void *, size_t, size_t, FILE *) = NULL;
     *(void **)(void *)&next = dlsym(RTLD_NEXT, "fwrite");
-    if (n && __atomic_exchange_n(&written.armed, 0, __ATOMIC_ACQ_REL)) {
+    if (n && written.armed > 0 && __atomic_sub_fetch(&written.armed, 1, __ATOMIC_ACQ_REL) == 0) {
         __atomic_store_n(&written.now, 1, __ATOMIC_RELEASE);
         while (!__atomic_load_n(&written.done, __ATOMIC_ACQUIRE)) usleep(100);
     }
@@ -454,6 +455,72 @@ TEST(rows_that_come_while_the_log_is_written_are_written_too)
     OK(galloc_annotate("now"));
     EXPECT_EQ(rows_in(path), 4);
     OK(galloc_shutdown());
+    log_ends();
+    finish();
+}
+
+/* Both threads are in the log function, so that the rows stay where they are. The first one finds both halves full, and
+   while it writes the second one of them, the other thread fills the first one but for less than a row. */
+static struct {
+    galloc_pool *pool;
+    pthread_t thread;
+    void *rest;
+    size_t pair, rows; /* the bytes of two rows */
+} filler;
+
+enum { HALF = LOSS / 2, TURNS = 1000 };
+
+static void fill_a_half(void)
+{
+    size_t left = HALF, pair = filler.pair, row = (pair + strlen("allocate") - strlen("free")) / 2;
+    __atomic_store_n(&written.armed, 2, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&written.now, __ATOMIC_ACQUIRE)) usleep(100);
+    for (filler.rows = 2; left >= pair; left -= pair, filler.rows += 2)
+        OK(galloc_free(get(filler.pool, 1, NULL), NULL));
+    if (left >= row) filler.rest = get(filler.pool, 1, NULL);
+    __atomic_store_n(&written.done, 1, __ATOMIC_RELEASE);
+}
+
+static void fill_both_halves(void)
+{
+    if (pthread_equal(pthread_self(), filler.thread)) fill_a_half();
+    else pairs(TURNS, MIB(1)); /* each of its rows is longer than those of the other thread */
+}
+
+static void *fill_in_the_log(void *arg)
+{
+    size_t before;
+    OK(galloc_annotate("now"));
+    before = bytes_in(path);
+    OK(galloc_free(get(filler.pool, 1, NULL), NULL));
+    OK(galloc_annotate("now"));
+    filler.pair = bytes_in(path) - before;
+    filler.thread = pthread_self();
+    EXPECT_EQ(galloc_malloc(NULL, 1, NULL), cudaErrorInvalidValue);
+    return arg;
+}
+
+TEST(a_row_is_whole_though_another_thread_fills_the_log_meanwhile)
+{
+    pthread_t thread;
+    begin();
+    log_to("log.csv");
+    memset(&written, 0, sizeof written);
+    memset(&filler, 0, sizeof filler);
+    filler.pool = pool_new(NULL);
+    log_hook = fill_both_halves;
+    EXPECT_EQ(pthread_create(&thread, NULL, fill_in_the_log, NULL), 0);
+    while (!__atomic_load_n(&written.armed, __ATOMIC_ACQUIRE)) usleep(100);
+    EXPECT_EQ(galloc_malloc(NULL, 1, NULL), cudaErrorInvalidValue);
+    EXPECT(written.now);
+    __atomic_store_n(&written.now, 1, __ATOMIC_RELEASE);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    log_hook = NULL;
+    if (filler.rest) OK(galloc_free(filler.rest, NULL));
+    if (filler.rest) filler.rows += 2;
+    pool_end(filler.pool);
+    OK(galloc_shutdown());
+    EXPECT_EQ(rows_in(path), 2 * TURNS + filler.rows);
     log_ends();
     finish();
 }
