@@ -17,9 +17,16 @@ static void loaded(const volatile void *at);
 
 /* ---- the moment after a load ------------------------------------------------------------------------------------- */
 
-static const volatile void *watched; /* the next load from here lets another thread go first; NULL: none does */
-static pthread_t watches, other;
-static int other_is_there, call_is_over;
+/* A call of one thread loads the users of the pool several times. After one of these loads another thread goes first,
+   until it stops within a call of its own; after a later load, or once the first call is over, that call goes on. */
+static struct {
+    galloc_pool *pool; /* NULL: no thread is watched */
+    pthread_t thread, other;
+    void *(*run)(void *);
+    int loads, first, then; /* the so many-th loads */
+    int stopped, goes_on, done;
+    void *p;
+} moment;
 
 static void say(int *what) { __atomic_store_n(what, 1, __ATOMIC_RELEASE); }
 
@@ -28,66 +35,147 @@ static void hear(const int *what)
     while (!__atomic_load_n(what, __ATOMIC_ACQUIRE)) usleep(100);
 }
 
+static void loaded(const volatile void *at)
+{
+    if (!moment.pool || at != &moment.pool->users || !pthread_equal(pthread_self(), moment.thread)) return;
+    if (++moment.loads == moment.first) {
+        EXPECT_EQ(pthread_create(&moment.other, NULL, moment.run, moment.pool->handle), 0);
+        hear(&moment.stopped);
+    } else if (moment.loads == moment.then) {
+        say(&moment.goes_on);
+        hear(&moment.done);
+    }
+}
+
+static void stop_here(void)
+{
+    say(&moment.stopped);
+    hear(&moment.goes_on);
+}
+
+static void moment_begin(void *(*run)(void *), int first, int then)
+{
+    begin();
+    memset(&moment, 0, sizeof moment);
+    moment.run = run;
+    moment.first = first;
+    moment.then = then;
+    moment.thread = pthread_self();
+    moment.pool = inside_pool(pool_new(NULL));
+}
+
+static void moment_end(void)
+{
+    say(&moment.goes_on);
+    if (EXPECT(moment.loads >= moment.first && moment.loads >= moment.then))
+        EXPECT_EQ(pthread_join(moment.other, NULL), 0);
+    moment.pool = NULL;
+    sim_hook(NULL, NULL);
+}
+
+/* A pool whose users are counted wrongly may never end. */
+static void stop_after_a_failure(void)
+{
+    if (test_failures) _exit(1);
+}
+
+/* ---- calls that come while a pool ends --------------------------------------------------------------------------- */
+
 static void *destroy(void *pool)
 {
     OK(galloc_pool_destroy(pool));
     return NULL;
 }
 
-static void loaded(const volatile void *at)
-{
-    galloc_pool *pool;
-    if (!watched || at != watched || !pthread_equal(pthread_self(), watches)) return;
-    watched = NULL;
-    pool = (galloc_pool *)((uintptr_t)at - offsetof(galloc_pool, users));
-    EXPECT_EQ(pthread_create(&other, NULL, destroy, pool->handle), 0);
-    hear(&other_is_there);
-}
-
 /* The pool has ended but for its host memory. */
 static void once_the_pool_is_empty(const char *function)
 {
-    if (pthread_equal(pthread_self(), watches) || strcmp(function, "cuDevicePrimaryCtxRelease")) return;
-    say(&other_is_there);
-    hear(&call_is_over);
-}
-
-/* ---- calls that come while a pool ends --------------------------------------------------------------------------- */
-
-static void wait_for_the_end(cudaError_t error)
-{
-    say(&call_is_over);
-    if (EXPECT(!watched)) EXPECT_EQ(pthread_join(other, NULL), 0);
-    sim_hook(NULL, NULL);
-    EXPECT_EQ(error, cudaErrorInvalidResourceHandle);
-    finish();
+    if (!pthread_equal(pthread_self(), moment.thread) && !strcmp(function, "cuDevicePrimaryCtxRelease")) stop_here();
 }
 
 static galloc_pool *pool_that_ends(void)
 {
-    galloc_pool *pool;
-    begin();
-    pool = pool_new(NULL);
-    watches = pthread_self();
-    other_is_there = call_is_over = 0;
-    watched = &inside_pool(pool)->users;
+    moment_begin(destroy, 1, 0);
     sim_hook(once_the_pool_is_empty, NULL);
-    return pool;
+    return moment.pool->handle;
 }
 
 TEST(a_request_that_has_seen_a_pool_before_its_end_is_refused)
 {
     void *p = NULL;
     galloc_pool *pool = pool_that_ends();
-    wait_for_the_end(galloc_pool_malloc(pool, &p, KIB(4), NULL));
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, KIB(4), NULL), cudaErrorInvalidResourceHandle);
     EXPECT(!p);
+    moment_end();
+    finish();
 }
 
 TEST(a_look_that_has_seen_a_pool_before_its_end_is_refused)
 {
     galloc_stats stats;
     galloc_pool *pool = pool_that_ends();
-    wait_for_the_end(galloc_pool_stats(pool, &stats));
+    EXPECT_EQ(galloc_pool_stats(pool, &stats), cudaErrorInvalidResourceHandle);
+    moment_end();
+    finish();
+}
+
+/* The other thread stops in the driver, in the pool, without a lock. */
+static void once_in_the_pool(const char *function)
+{
+    if (!pthread_equal(pthread_self(), moment.thread)) {
+        if (!moment.stopped && gai_load(&moment.pool->users) == 2) stop_here();
+    } else if (!strcmp(function, "cuDevicePrimaryCtxRelease")) {
+        say(&moment.goes_on);
+        hear(&moment.done);
+    }
+}
+
+static void *allocate(void *pool)
+{
+    sim_hook(once_in_the_pool, NULL);
+    moment.p = get(pool, KIB(4), NULL);
+    say(&moment.done);
+    return NULL;
+}
+
+static void expect_no_end_while_in_use(void *(*run)(void *), int then)
+{
+    moment_begin(run, 2, then);
+    galloc_pool *pool = moment.pool->handle;
+    EXPECT_EQ(galloc_pool_destroy(pool), cudaErrorNotPermitted);
+    moment_end();
+    EXPECT_EQ(inside_pool(pool)->users, 0);
+    stop_after_a_failure();
+    OK(galloc_free(moment.p, NULL));
+    pool_end(pool);
+    finish();
+}
+
+TEST(a_call_that_comes_in_when_a_pool_begins_to_end_is_waited_for) { expect_no_end_while_in_use(allocate, 4); }
+
+static void *allocate_and_free(void *pool)
+{
+    void *p = get(pool, KIB(4), cudaStreamPerThread);
+    (void)allocate(pool);
+    OK(galloc_free(p, cudaStreamPerThread));
+    return NULL;
+}
+
+/* The end is refused since there is a block; a call that is in the pool then leaves it. */
+TEST(a_call_that_leaves_a_pool_whose_end_is_refused_is_counted) { expect_no_end_while_in_use(allocate_and_free, 5); }
+
+TEST(a_call_that_comes_in_when_another_one_leaves_is_counted)
+{
+    galloc_stats stats;
+    moment_begin(allocate, 2, 0);
+    galloc_pool *pool = moment.pool->handle;
+    OK(galloc_pool_stats(pool, &stats));
+    moment_end();
+    OK(galloc_pool_stats(pool, &stats));
+    stop_after_a_failure();
+    OK(galloc_free(moment.p, NULL));
+    pool_end(pool);
+    finish();
 }
 
 TEST_MAIN()
