@@ -1488,6 +1488,29 @@ TEST(beside_pages_that_move_few_are_created)
     finish();
 }
 
+/* Below the peak a part of the overhead is spared. A page within that part is created, however large new pages are to
+   be, before the stream waits for the memory of another one. */
+TEST(a_page_within_the_spared_overhead_needs_no_wait)
+{
+    begin_still();
+    galloc_config config = galloc_config_default();
+    config.growth = MIB(64);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *most = get(pool, GIB(2) - config.growth, s), *busy = get_used(pool, config.growth, t, 1), *p;
+    OK(galloc_free(busy, t));
+    galloc_stats before = stats_of(pool);
+    p = get(pool, MIB(8), s);
+    galloc_stats after = stats_of(pool);
+    EXPECT_EQ(after.waits, before.waits);
+    EXPECT_EQ(after.moves, before.moves);
+    EXPECT_EQ(after.reserved.current, before.reserved.current + config.growth);
+    OK(galloc_free(p, s));
+    OK(galloc_free(most, s));
+    pool_end(pool);
+    finish();
+}
+
 /* What a program did so far says where pages go next, but not that they can be had. */
 TEST(what_was_always_so_may_be_otherwise)
 {
@@ -2011,6 +2034,8 @@ static galloc_config apart(void)
     return config;
 }
 
+static int done_when_asked(void) { return 1; }
+
 /* Streams kept apart: memory whose work has ended is for all, also while nobody has looked at it. So the stream's own
    pages move to a request, though a block of such memory has its size. More blocks than a search looks at stand between
    the newest work and that memory. */
@@ -2050,6 +2075,38 @@ TEST(memory_that_is_done_and_not_looked_at_is_not_the_streams_own)
     OK(galloc_free(of_t, t));
     OK(galloc_free(fetched, t));
     give_back_all(pool, p, n, s);
+    finish();
+}
+
+/* The same streams: the driver refuses to move the stream's own pages. The request gets other memory, of which there is
+   enough under the limit. */
+TEST(own_pages_that_cannot_move_leave_other_memory_to_the_request)
+{
+    enum { PIECES = 4 };
+    begin_still();
+    galloc_config config = apart();
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *of_t[2], *piece[PIECES], *p[PIECES + 1];
+    of_t[0] = get(pool, PAGE, t);
+    for (int i = 0; i < PIECES; i++) {
+        piece[i] = get_used(pool, PAGE, s, 1);
+        p[i] = get(pool, PAGE, s);
+    }
+    for (int i = 0; i < PIECES; i++) OK(galloc_free(piece[i], s));
+    of_t[1] = get(pool, 3 * PAGE, t); /* of new pages: from here on the streams are kept apart */
+    galloc_stats before = stats_of(pool);
+    OK(galloc_pool_set_limit(pool, before.reserved.current));
+    sim_hook(NULL, done_when_asked);
+    sim_fail("cuMemMap", 1, 0, 0);
+    sim_fail("cuMemMap", 2, 0, 0);
+    p[PIECES] = get(pool, 2 * PAGE, s);
+    EXPECT_EQ(sim_failed(), 2);
+    EXPECT_EQ(stats_of(pool).reserved.current, before.reserved.current);
+    sim_fail_clear();
+    sim_hook(NULL, NULL);
+    for (int i = 0; i < 2; i++) OK(galloc_free(of_t[i], t));
+    give_back_all(pool, p, PIECES + 1, s);
     finish();
 }
 
