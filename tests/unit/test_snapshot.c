@@ -216,6 +216,31 @@ TEST(memory_of_a_graph_names_its_capture)
     finish();
 }
 
+/* A snapshot that is the first call after the end of a graph shows the memory of the graph as free. */
+TEST(memory_of_a_graph_that_is_gone_is_free)
+{
+    begin();
+    galloc_pool *pool = pool_limited(SIZE_MAX);
+    cudaStream_t stream = stream_new();
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    void *p = get_used(pool, MIB(4), stream, 1);
+    OK(galloc_free(p, stream));
+    OK(cudaStreamEndCapture(stream, &graph));
+    OK(cudaGraphDestroy(graph));
+    value *json = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    const value *block = value_of(value_of(json, "segments")->first, "blocks")->first;
+    EXPECT_EQ(number_of(block, "address"), (uintptr_t)p);
+    EXPECT(!strcmp(text_of(block, "state"), "inactive"));
+    EXPECT(!value_of(block, "capture"));
+    EXPECT_EQ(number_of(value_of(value_of(json, "galloc"), "pools")->first, "graph_bytes"), 0);
+    value_free(json);
+    check_snapshot(pool);
+    stream_end(stream);
+    pool_end(pool);
+    finish();
+}
+
 /* All pools: the default ones are 0, those of the program are numbered. */
 TEST(all_pools_of_the_process)
 {

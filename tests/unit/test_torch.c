@@ -1061,6 +1061,33 @@ TEST(collection_takes_what_is_equally_old)
     end(pool, s);
 }
 
+/* A request is one search, however many steps it takes: p and q are older than the mean, r is not. */
+TEST(a_request_counts_as_one_search)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = with(torch_config(), "memory_limit:200M,garbage_collection_threshold:0.55");
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(20), s), *q = get(pool, MIB(20), s), *r = get(pool, MIB(20), s);
+    void *again = get(pool, MIB(12), s), *beside = get(pool, MIB(12), s), *grown, *large;
+    give(p, s);
+    grown = get(pool, MIB(30), s); /* needs a segment: more steps than those that find a free one */
+    give(q, s);
+    for (int i = 0; i < 2; i++) {
+        give(again, s);
+        again = get(pool, MIB(12), s);
+    }
+    give(r, s);
+    EXPECT_EQ(reserved(pool), MIB(114));
+    large = get(pool, MIB(40), s);
+    EXPECT_EQ(reserved(pool), MIB(114) - MIB(20) - MIB(20) + MIB(40));
+    give(again, s);
+    give(beside, s);
+    give(grown, s);
+    give(large, s);
+    end(pool, s);
+}
+
 /* Segments of a graph stay, also when it is gone: only a request that is large enough takes them, or one that finds no
    memory has them returned. */
 TEST(collection_leaves_segments_of_graphs)
