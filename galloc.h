@@ -3352,7 +3352,7 @@ struct galloc_pool {
 
     /* like:pytorch and the other backends. */
     gai_block_pool *block_pools;
-    uint64_t searches[2]; /* for large and for small requests, where gc_threshold counts them */
+    uint64_t searches[2]; /* for large and for small requests */
     galloc_torch_stats torch_stats;
     CUmemoryPool driver_pool; /* cudaMallocAsync: where the memory comes from; NULL: the context was reset */
     size_t kept, of_graphs;   /* cudaMallocAsync: see above; bytes of segments with of_graph */
@@ -11446,7 +11446,6 @@ static int gai_job_choose_within(gai_job *job, gai_plan *plan, gai_supply *suppl
     if (chosen || !job->thrifty) return chosen;
     gai_donors_restore(job->pool, &supply->donors);
     gai_batch_start(&supply->donors);
-    supply->moved = supply->new_bytes = 0;
     plan->end = end;
     job->thrifty = 0;
     return gai_job_choose(job, plan, supply, exact);
@@ -11701,7 +11700,7 @@ static int gai_step_supply_within(gai_job *job)
         job->lacks = 0;
         done = gai_step_supply(job);
     } while (!done && gai_job_return_larger(job));
-    job->frugal = job->thrifty = 0;
+    job->frugal = 0;
     return done;
 }
 
@@ -11716,9 +11715,9 @@ static int gai_job_move_own(gai_job *job)
     gai_lock_off(&pool->lock);
     job->own_tried = 1;
     if (!keeps) return 0;
-    job->params.own_only = job->frugal = 1;
+    job->params.own_only = 1;
     (void)gai_step_supply(job);
-    job->params.own_only = job->frugal = job->thrifty = 0;
+    job->params.own_only = 0;
     return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_OWN);
 }
 
@@ -16374,7 +16373,7 @@ static void gai_job_search_block_pool(gai_job *job, enum gai_reach reach)
     galloc_pool *pool = job->pool;
     gai_block *block;
     (void)reach;
-    if (!job->searched && pool->config.gc_threshold > 0) pool->searches[gai_is_small(&job->params)]++;
+    if (!job->searched) pool->searches[gai_is_small(&job->params)]++;
     job->searched = 1;
     /* PyTorch queries its events before it searches. */
     if (!job->asked && gai_pool_awaits(pool)) return;
