@@ -1004,7 +1004,8 @@ GALLOC_API cudaError_t galloc_pool_set_limit(galloc_pool *pool, size_t bytes);
                 whole, as it was mapped. Memory lost by cudaDeviceReset is not reported
    Within on_map and on_unmap galloc serves requests from the memory of the pool, without mapping or unmapping anything.
    With on_map set, this function calls it for all present mappings before it returns; the pool returns no memory
-   meanwhile. It waits while on_map or on_unmap of the pool runs in other threads: hold no lock that they take.
+   meanwhile. It waits while on_map or on_unmap of the pool runs in other threads: hold no lock that they take. The wait is
+   long where threads map all the time.
      callbacks  copied; NULL: none from now on
      Returns    also cudaErrorNotPermitted within on_map or on_unmap, while one of the pool runs; cudaErrorNotSupported
                 for on_map or on_unmap with another backend than native; cudaErrorMemoryAllocation (host) */
@@ -1958,7 +1959,8 @@ static GAI_THREAD_LOCAL struct {
    a driver call in the parent it may do all. So its locks of the log and of tags are new ones, since other threads may
    have held the old ones; what those guard is of use at any moment. Nothing but the driver's first call and
    galloc_annotate, which reads, takes the global lock before the driver is ready.
-   Fork handlers of the program may call galloc, in the child even before galloc's own handler has run there. */
+   Fork handlers of the program may call what needs no driver, in the child even before galloc's own handler has run
+   there. Stream caches ask nothing about forks: other calls are refused only after that handler. */
 #if !defined(_WIN32)
 static void gai_before_fork(void)
 {
@@ -1968,6 +1970,7 @@ static void gai_before_fork(void)
 static void gai_after_fork(void) { gai_count(&gai_process.forks, (uint64_t)-1); }
 static void gai_on_fork(void)
 {
+    if (!gai_load(&gai_process.forks)) return; /* gai_fork_look has been here */
     gai_lock_init(&gai_locks.log);
     gai_lock_init(&gai_locks.tags);
     gai_store(&gai_process.forks, 0);
@@ -12297,12 +12300,12 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, enum gai_borrowi
         } else if (gai_pool_enter_locked(other, &scope)) {
             gai_thread.message_is_new = 0; /* an error there is not this pool's error */
         } else {
+            int gives = how == GAI_BORROW_ALL || other->config.expandable_segments || other->variant.refresh;
             gai_pool_poll(other);
-            if (how == GAI_BORROW_ALL || other->config.expandable_segments || other->variant.refresh)
-                given += gai_pool_release(other, wanted - given);
+            if (gives) given += gai_pool_release(other, wanted - given);
             if (how == GAI_BORROW_ALL && given < wanted && gai_pool_held(other) && !gai_pool_wait(other))
                 given += gai_pool_release(other, wanted - given);
-            if (how != GAI_BORROW_IDLE && given < wanted && gai_pool_free_kept(other))
+            if (how != GAI_BORROW_IDLE && gives && given < wanted && gai_pool_free_kept(other))
                 given += gai_pool_release(other, wanted - given);
             gai_scope_leave(&scope);
             gai_lock_off(&other->paging);
@@ -18330,6 +18333,16 @@ static int gai_pool_has_events_out(galloc_pool *pool)
     return stream != NULL;
 }
 
+/* Makes the stream for checks of the quarantine, if there is none. [lock], released meanwhile. */
+static int gai_site_has_stream(galloc_pool *pool, gai_site *site)
+{
+    if (site->handle) return 1;
+    gai_lock_off(&pool->lock);
+    if (gai_cu.StreamCreate(&site->handle, CU_STREAM_NON_BLOCKING)) site->handle = NULL;
+    gai_lock_on(&pool->lock);
+    return site->handle != NULL;
+}
+
 /* Checks what is in quarantine, and frees it. `waits`: waits for the device before; otherwise blocks stay from the
    first one on whose marks are not known to be complete. Then waits for a copy from each block, on a stream for these
    copies alone. A copy that cannot be waited for is work on an unknown stream. Returns the number of blocks freed. In
@@ -18338,7 +18351,6 @@ static size_t gai_pool_end_quarantine(galloc_pool *pool, int waits)
 {
     gai_site site;
     size_t n, freed;
-    int may;
     gai_lock_on(&pool->lock);
     n = pool->guards.kept;
     gai_lock_off(&pool->lock);
@@ -18347,7 +18359,6 @@ static size_t gai_pool_end_quarantine(galloc_pool *pool, int waits)
     site.context = pool->context;
     site.own_context = 1;
     if (waits) (void)gai_pool_wait(pool);
-    may = !gai_cu.StreamCreate(&site.handle, CU_STREAM_NON_BLOCKING);
     gai_lock_on(&pool->lock);
     for (freed = 0; freed < n && pool->guards.kept; freed++) {
         int can, checks;
@@ -18356,14 +18367,14 @@ static size_t gai_pool_end_quarantine(galloc_pool *pool, int waits)
         while (mark && gai_mark_is_complete(mark)) mark = mark->next;
         if (mark && !waits) break;
         (void)gai_kept_pop(pool, &can);
-        checks = may && can && !mark;
+        checks = can && !mark && gai_site_has_stream(pool, &site);
         pool->stats.unchecked += !checks;
         if (checks && gai_kept_check(pool, block, &site, 1))
             gai_block_stamp(pool, block, gai_mark_promised(pool, gai_pool_unknown_streams(pool)));
         gai_block_put(pool, block);
     }
     gai_lock_off(&pool->lock);
-    if (may) (void)gai_cu.StreamDestroy(site.handle);
+    if (site.handle) (void)gai_cu.StreamDestroy(site.handle);
     gai_pool_sweep_lost(pool);
     return freed;
 }
@@ -21162,12 +21173,15 @@ static cudaError_t gai_override_pool(galloc_pool **pool)
     return cudaSuccess;
 }
 
-/* Waits for the legacy stream of the current context. It ends no capture of another thread. */
+/* Waits for the legacy stream of the current context. It ends no capture of another thread, whose stream may be a
+   blocking one. */
 static CUresult gai_override_await_legacy(void)
 {
+    CUstreamCaptureStatus status;
     CUcontext context = NULL;
     gai_scope scope;
-    CUresult result = gai_cu.CtxGetCurrent(&context);
+    CUresult result = gai_cu.StreamIsCapturing(CU_STREAM_LEGACY, &status);
+    if (!result) result = gai_cu.CtxGetCurrent(&context);
     if (!result) result = gai_scope_enter(&scope, context);
     if (result) return result;
     result = gai_cu.StreamSynchronize(CU_STREAM_LEGACY);

@@ -851,11 +851,14 @@ CUresult CUDAAPI on_stream_destroy(CUstream stream)
     return result;
 }
 
-/* A capture begins after the waits that would end it. */
+/* A capture begins after the waits that would end it, or after 100 ms: what is waited for may need this thread. */
 static void count_capture(int by)
 {
+    static const struct timespec moment = { 0, 100000 };
+    int left;
     (void)__atomic_add_fetch(&captures, by, __ATOMIC_SEQ_CST);
-    while (by > 0 && __atomic_load_n(&waits, __ATOMIC_SEQ_CST)) (void)sched_yield();
+    for (left = 1000; by > 0 && left && __atomic_load_n(&waits, __ATOMIC_SEQ_CST); left--)
+        (void)nanosleep(&moment, NULL);
 }
 
 /* The result of a call that begins a capture, which was counted before. */

@@ -213,7 +213,7 @@ GALLOC_API cudaError_t galloc_python_free(void *ptr, size_t stream, int device, 
 {
     cudaError_t error;
     int before;
-    if (device < 0) device = device_of(ptr);
+    if (device < 0 && (wait || stream <= (size_t)cudaStreamPerThread)) device = device_of(ptr);
     before = device;
     error = enter(device, &before);
     if (error == cudaErrorCudartUnloading) return cudaSuccess; /* the process ends, and the driver is gone */

@@ -135,4 +135,27 @@ TEST(fork_handlers_of_the_program_may_call_galloc)
     for (uses_driver = 0; uses_driver < 2; uses_driver++) EXPECT_EQ(in_child(fork_with_handlers), 0);
 }
 
+static cudaError_t first;
+
+static void use_the_driver(void) { first = galloc_malloc(&block, KIB(4), NULL); }
+
+static int use_it_again(void)
+{
+    OK(first);
+    OK(galloc_free(block, NULL));
+    OK(galloc_malloc(&block, KIB(4), NULL));
+    OK(galloc_free(block, NULL));
+    return any_failure();
+}
+
+static int fork_before_the_driver(void)
+{
+    EXPECT_EQ(pthread_atfork(NULL, NULL, use_the_driver), 0);
+    OK(galloc_tag_name(7, "seven"));
+    return in_child(use_it_again);
+}
+
+/* A child whose parent has used no driver may use it, from its first handler on. */
+TEST(a_child_may_be_the_first_to_use_the_driver) { EXPECT_EQ(in_child(fork_before_the_driver), 0); }
+
 TEST_MAIN()

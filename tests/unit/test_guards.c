@@ -1153,28 +1153,33 @@ TEST(the_quarantine_gives_way_to_other_pools)
 /* Also to a request that may not wait for the device, if nothing has to be waited for. */
 TEST(the_quarantine_gives_way_to_other_pools_without_a_wait)
 {
-    for (int captured = 0; captured < 2; captured++) {
+    for (int way = 0; way < 4; way++) {
+        int captured = way & 1, fixed = way >> 1; /* cudaFree would wait */
         begin_still();
         cudaStream_t s = stream_new(), t = stream_new(), busy = stream_new();
         cudaGraph_t graph = NULL;
         galloc_config config = galloc_config_default();
         config.device_limit = MIB(64);
         if (!captured) config.wait_limit_ms = 0;
-        galloc_pool *kept = pool_quarantine(MIB(60)), *other = pool_new(&config);
+        galloc_config keeps = galloc_config_default();
+        OK(galloc_config_parse(&keeps, fixed ? "debug:quarantine,quarantine_bytes:60M,expandable_segments:False"
+                                             : "debug:quarantine,quarantine_bytes:60M", NULL, 0));
+        galloc_pool *kept = pool_new(&keeps), *other = pool_new(&config);
         void *p[4], *q;
         for (int i = 0; i < 4; i++) p[i] = get_used(kept, MIB(10), t, 1);
         for (int i = 0; i < 4; i++) OK(galloc_free(p[i], t));
         OK(cudaStreamSynchronize(t));
-        OK(galloc_free(get_used(kept, MIB(2), busy, 1), busy));
+        OK(galloc_free(get_used(kept, KIB(512), busy, 1), busy));
         if (captured) OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
         q = get(other, MIB(16), s); /* beside the quarantine */
         EXPECT_EQ(stats_of(kept).unchecked, 0);
         OK(galloc_free(q, s));
         long waits = sim_blocking_calls();
-        q = get(other, MIB(40), s);
+        q = NULL;
+        EXPECT_EQ(galloc_pool_malloc(other, &q, MIB(40), s), fixed ? cudaErrorMemoryAllocation : cudaSuccess);
         EXPECT_EQ(sim_blocking_calls(), waits);
-        EXPECT_EQ(stats_of(kept).unchecked, 5);
-        OK(galloc_free(q, s));
+        EXPECT_EQ(stats_of(kept).unchecked, fixed ? 0 : 5);
+        if (q) OK(galloc_free(q, s));
         if (captured) OK(cudaStreamEndCapture(s, &graph));
         if (captured) OK(cudaGraphDestroy(graph));
         pool_end(kept);
@@ -2305,9 +2310,10 @@ TEST(a_sync_point_does_not_wait_for_the_quarantine)
     put(s, p, MIB(4), 1);
     OK(galloc_free(p, s));
     put(t, q, KIB(4), 1);
-    long waits = sim_blocking_calls();
+    long waits = sim_blocking_calls(), streams = sim_calls("cuStreamCreate");
     OK(galloc_pool_sync_point(pool, &released));
     EXPECT_EQ(sim_blocking_calls(), waits);
+    EXPECT_EQ(sim_calls("cuStreamCreate"), streams);
     EXPECT(!sim_stream_done(t));
     OK(galloc_free(q, t));
     pool_end(pool);
