@@ -1,7 +1,8 @@
 /* test_moments.c - what another thread does between two steps of a call that no function of the driver separates. This
-   program has a galloc of its own, whose atomic loads tell of themselves. */
+   program has a galloc of its own, whose atomic loads and copies tell of themselves. */
 
 #define _GNU_SOURCE
+#include <string.h>
 
 static void loaded(const volatile void *at);
 #define __atomic_load_n(at, order)                                                                                     \
@@ -10,8 +11,11 @@ static void loaded(const volatile void *at);
         loaded(at);                                                                                                    \
         value_;                                                                                                        \
     })
+static void *copied(void *to);
+#define memcpy(to, from, bytes) copied((memcpy)(to, from, bytes))
 #include "inside.c"
 #undef __atomic_load_n
+#undef memcpy
 
 #include "setup.h"
 
@@ -123,7 +127,7 @@ TEST(a_look_that_has_seen_a_pool_before_its_end_is_refused)
 static void once_in_the_pool(const char *function)
 {
     if (!pthread_equal(pthread_self(), moment.thread)) {
-        if (!moment.stopped && gai_load(&moment.pool->users) == 2) stop_here();
+        if (!moment.stopped && __atomic_load_n(&moment.pool->users, __ATOMIC_ACQUIRE) == 2) stop_here();
     } else if (!strcmp(function, "cuDevicePrimaryCtxRelease")) {
         say(&moment.goes_on);
         hear(&moment.done);
@@ -176,6 +180,74 @@ TEST(a_call_that_comes_in_when_another_one_leaves_is_counted)
     OK(galloc_free(moment.p, NULL));
     pool_end(pool);
     finish();
+}
+
+/* ---- a free while the position of a captured stream is noted ----------------------------------------------------- */
+
+static struct {
+    int asked, copies; /* until the other thread goes first */
+    cudaStream_t s;
+    void *ptr;
+} position;
+
+static void before_the_nodes(const char *function)
+{
+    position.asked = position.ptr && !strcmp(function, "cuStreamGetCaptureInfo");
+}
+
+/* The copy of the nodes is the next one after galloc has asked for them. Then comes what another thread could do. */
+static void *copied(void *to)
+{
+    void *ptr = position.ptr;
+    if (!position.asked) return to;
+    position.asked = 0;
+    if (--position.copies > 0) return to;
+    position.ptr = NULL;
+    put(position.s, ptr, MIB(4), 3);
+    OK(galloc_free(ptr, position.s));
+    return to;
+}
+
+/* The stream that has forked before comes after the position, and not after what the other thread has freed since. 0:
+   there are fewer copies. */
+static int free_at_copy(int nth)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    cudaStream_t s = stream_new(), t = stream_new();
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    void *y = get_used(pool, MIB(4), s, 1), *p = get_used(pool, MIB(1), s, 2);
+    order(s, t);
+    memset(&position, 0, sizeof position);
+    position.copies = nth;
+    position.s = s;
+    position.ptr = y;
+    sim_hook(before_the_nodes, NULL);
+    OK(galloc_free(p, s));
+    sim_hook(NULL, NULL);
+    int reached = !position.ptr;
+    void *q = get_used(pool, MIB(4), t, 4);
+    OK(galloc_free(q, t));
+    order(t, s);
+    if (!reached) OK(galloc_free(y, s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    OK(cudaGraphLaunch(exec, s));
+    sim_run(-1);
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    finish(); /* no finding: nothing in the graph uses memory at the same time */
+    return reached;
+}
+
+TEST(a_free_while_a_position_is_noted_is_not_covered)
+{
+    int copies = 0;
+    while (copies < 20 && free_at_copy(copies + 1)) copies++;
+    EXPECT(copies > 0 && copies < 20);
 }
 
 TEST_MAIN()
