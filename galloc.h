@@ -2726,7 +2726,7 @@ struct gai_segment {
     int fixed;
     gai_mapping *whole; /* fixed: its one mapping */
     gai_block_pool *block_pool;     /* NULL: it is for all streams and sizes */
-    uint64_t searches;  /* of the pool's searches[block_pool->small], when its last used block was freed */
+    uint64_t searches;  /* the pool's, when its last used block was freed */
     uint64_t age;       /* of that block */
     size_t given; /* other backends, with one used block at most: bytes requested from the driver; else 0. Such
                      addresses are not in the page map: several segments may share 2 MiB */
@@ -3355,7 +3355,7 @@ struct galloc_pool {
 
     /* like:pytorch and the other backends. */
     gai_block_pool *block_pools;
-    uint64_t searches[2]; /* for large and for small requests */
+    uint64_t searches; /* of large requests: only their segments are collected */
     galloc_torch_stats torch_stats;
     CUmemoryPool driver_pool; /* cudaMallocAsync: where the memory comes from; NULL: the context was reset */
     size_t kept, of_graphs;   /* cudaMallocAsync: see above; bytes of segments with of_graph */
@@ -16104,7 +16104,7 @@ static void gai_segment_note_search(const galloc_pool *pool, const gai_block *bl
     gai_segment *segment = block->segment;
     if (!gai_block_is_whole(block) || segment->age == block->age) return; /* refiled, not newly free */
     segment->age = block->age;
-    segment->searches = pool->searches[segment->block_pool->small];
+    segment->searches = pool->searches;
 }
 
 /* Files a block of a block pool. Merges it with free neighbours, except while it or they are in mixed. */
@@ -16250,7 +16250,7 @@ static void gai_segment_enter_block_pool(galloc_pool *pool, gai_segment *segment
 {
     galloc_torch_stats *stats = &pool->torch_stats;
     segment->block_pool = block_pool;
-    segment->searches = pool->searches[block_pool->small];
+    segment->searches = pool->searches;
     block_pool->segments++;
     gai_torch_add(&stats->segment, block_pool->small, 1, 1);
     gai_torch_add(&stats->reserved_bytes, block_pool->small, segment->bytes, 1);
@@ -16376,7 +16376,7 @@ static void gai_job_search_block_pool(gai_job *job, enum gai_reach reach)
     galloc_pool *pool = job->pool;
     gai_block *block;
     (void)reach;
-    if (!job->searched) pool->searches[gai_is_small(&job->params)]++;
+    pool->searches += !job->searched && !gai_is_small(&job->params);
     job->searched = 1;
     /* PyTorch queries its events before it searches. */
     if (!job->asked && gai_pool_awaits(pool)) return;
@@ -16389,7 +16389,7 @@ static void gai_job_search_block_pool(gai_job *job, enum gai_reach reach)
 /* The age of a free segment: searches since its last block was freed. PyTorch measures time in the same way. */
 static double gai_segment_age(const galloc_pool *pool, const gai_segment *segment)
 {
-    return (double)(pool->searches[0] - segment->searches);
+    return (double)(pool->searches - segment->searches);
 }
 
 /* Returns whether free segments of the block pool are collected: large ones are, except those of graphs. */

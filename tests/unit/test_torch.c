@@ -1088,6 +1088,30 @@ TEST(a_request_counts_as_one_search)
     end(pool, s);
 }
 
+/* Before its first use the age of a reserved segment counts from when it was made. */
+TEST(a_reserved_segment_is_as_old_as_its_reservation)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = collecting_pool();
+    void *p = get(pool, MIB(22), s), *q = get(pool, MIB(24), s), *again = get(pool, MIB(12), s), *large;
+    give(p, s);
+    give(q, s);
+    for (int i = 0; i < 6; i++) {
+        give(again, s);
+        again = get(pool, MIB(12), s);
+    }
+    OK(galloc_pool_reserve(pool, MIB(48)));
+    EXPECT_EQ(reserved(pool), MIB(106));
+    large = get(pool, MIB(50), s); /* 6 too much: both that are older than the mean go */
+    EXPECT_EQ(reserved(pool), MIB(106) - MIB(22) - MIB(24) + MIB(50));
+    EXPECT_EQ(info_of(p).state, GALLOC_STATE_FOREIGN);
+    EXPECT_EQ(info_of(q).state, GALLOC_STATE_FOREIGN);
+    give(again, s);
+    give(large, s);
+    end(pool, s);
+}
+
 /* Segments of a graph stay, also when it is gone: only a request that is large enough takes them, or one that finds no
    memory has them returned. */
 TEST(collection_leaves_segments_of_graphs)
