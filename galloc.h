@@ -1004,8 +1004,8 @@ GALLOC_API cudaError_t galloc_pool_set_limit(galloc_pool *pool, size_t bytes);
                 whole, as it was mapped. Memory lost by cudaDeviceReset is not reported
    Within on_map and on_unmap galloc serves requests from the memory of the pool, without mapping or unmapping anything.
    With on_map set, this function calls it for all present mappings before it returns; the pool returns no memory
-   meanwhile. It waits while on_map or on_unmap of the pool runs in other threads: hold no lock that they take. The wait is
-   long where threads map all the time.
+   meanwhile. It waits while on_map or on_unmap of the pool runs in other threads: hold no lock that they take. The wait
+   is long where threads map all the time.
      callbacks  copied; NULL: none from now on
      Returns    also cudaErrorNotPermitted within on_map or on_unmap, while one of the pool runs; cudaErrorNotSupported
                 for on_map or on_unmap with another backend than native; cudaErrorMemoryAllocation (host) */
@@ -21125,6 +21125,7 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
     pool = gai_pool_around(ptr);
     if (!pool) return cudaSuccess;
     gai_lock_on(&pool->lock);
+    gai_pool_reap(pool);
     block = gai_block_around(pool, (uintptr_t)ptr);
     if (block && gai_block_has_pages(block)) {
         info->pool = pool->handle;

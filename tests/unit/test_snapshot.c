@@ -216,17 +216,25 @@ TEST(memory_of_a_graph_names_its_capture)
     finish();
 }
 
+/* A graph that owns a block of 4 MiB. */
+static cudaGraph_t graph_with_memory(galloc_pool *pool, cudaStream_t stream, void **p)
+{
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    *p = get_used(pool, MIB(4), stream, 1);
+    OK(galloc_free(*p, stream));
+    OK(cudaStreamEndCapture(stream, &graph));
+    return graph;
+}
+
 /* A snapshot that is the first call after the end of a graph shows the memory of the graph as free. */
 TEST(memory_of_a_graph_that_is_gone_is_free)
 {
     begin();
     galloc_pool *pool = pool_limited(SIZE_MAX);
     cudaStream_t stream = stream_new();
-    cudaGraph_t graph = NULL;
-    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    void *p = get_used(pool, MIB(4), stream, 1);
-    OK(galloc_free(p, stream));
-    OK(cudaStreamEndCapture(stream, &graph));
+    void *p;
+    cudaGraph_t graph = graph_with_memory(pool, stream, &p);
     OK(cudaGraphDestroy(graph));
     value *json = snapshot(pool, GALLOC_SNAPSHOT_JSON);
     const value *block = value_of(value_of(json, "segments")->first, "blocks")->first;
@@ -236,6 +244,21 @@ TEST(memory_of_a_graph_that_is_gone_is_free)
     EXPECT_EQ(number_of(value_of(value_of(json, "galloc"), "pools")->first, "graph_bytes"), 0);
     value_free(json);
     check_snapshot(pool);
+    stream_end(stream);
+    pool_end(pool);
+    finish();
+}
+
+TEST(an_address_is_not_of_a_graph_that_is_gone)
+{
+    begin();
+    galloc_pool *pool = pool_limited(SIZE_MAX);
+    cudaStream_t stream = stream_new();
+    void *p;
+    cudaGraph_t graph = graph_with_memory(pool, stream, &p);
+    EXPECT(info_of(p).capture_id != 0);
+    OK(cudaGraphDestroy(graph));
+    EXPECT_EQ(info_of(p).capture_id, 0);
     stream_end(stream);
     pool_end(pool);
     finish();
