@@ -1837,12 +1837,6 @@ typedef struct gai_budget {
 #define GAI_NOTE_TEXT 48 /* bytes of an annotation and of a tag's name, with the terminating 0 */
 #define GAI_TAG_NAMES 64
 
-/* Where log lines go. */
-typedef struct gai_log_sink {
-    void (*call)(int level, const char *text, void *user); /* NULL: GALLOC_LOG */
-    void *user;
-} gai_log_sink;
-
 /* The locks of gai_process. `global` is taken before any other lock. The others come after the locks of a pool and
    after the latches of stream caches; no lock is taken while one of them is held, but for the latch of a log while
    `trace` is. */
@@ -1899,8 +1893,11 @@ static struct {
     /* The log lock guards: */
     int log_is_read;         /* log_level is set; 0: GALLOC_CONF has not been read yet */
     int log_level;           /* GALLOC_LOG_... */
-    gai_log_sink log_sinks[2]; /* the other one is written, then becomes current: fork finds a whole one */
-    uint64_t log_sink;         /* the current one */
+    struct {                 /* the other one is written, then becomes current: fork finds a whole one */
+        void (*call)(int level, const char *text, void *user); /* NULL: GALLOC_LOG */
+        void *user;
+    } log_functions[2];
+    uint64_t log_function;   /* the current one */
     struct {                 /* counts of messages that differ in numbers only */
         uint64_t key, count;
         uint64_t when, hidden; /* time of the last message shown, and messages suppressed since then */
@@ -15067,7 +15064,8 @@ static void gai_log_line(int level, int folds)
     size_t length = strlen(gai_thread.message);
     int is_new = gai_thread.message_is_new, has_report = gai_thread.has_report;
     galloc_report report;
-    gai_log_sink sink;
+    void (*call)(int level, const char *text, void *user);
+    void *user;
     uint64_t hidden = 0;
     int shows;
     if (gai_thread.in_log) return;
@@ -15075,7 +15073,8 @@ static void gai_log_line(int level, int folds)
     gai_log_level_read();
     shows = level <= gai_process.log_level &&
             (!folds || gai_process.log_level == GALLOC_LOG_DEBUG || gai_repeat_shows(gai_thread.message, &hidden));
-    sink = gai_process.log_sinks[gai_process.log_sink];
+    call = gai_process.log_functions[gai_process.log_function].call;
+    user = gai_process.log_functions[gai_process.log_function].user;
     gai_lock_off(&gai_locks.log);
     if (!shows) return;
     memcpy(text, gai_thread.message, length + 1);
@@ -15085,7 +15084,7 @@ static void gai_log_line(int level, int folds)
     report = gai_thread.report;
     gai_thread.message_is_new = 0;
     gai_thread.in_log = 1;
-    if (sink.call) sink.call(level, text, sink.user);
+    if (call) call(level, text, user);
     else GALLOC_LOG(text);
     gai_thread.in_log = 0;
     gai_thread.message_is_new = is_new;
@@ -20536,10 +20535,10 @@ GALLOC_API void galloc_set_log(void (*call)(int level, const char *text, void *u
 {
     uint64_t next;
     gai_log_lock();
-    next = 1 - gai_process.log_sink;
-    gai_process.log_sinks[next].call = call;
-    gai_process.log_sinks[next].user = user;
-    gai_store(&gai_process.log_sink, next);
+    next = 1 - gai_process.log_function;
+    gai_process.log_functions[next].call = call;
+    gai_process.log_functions[next].user = user;
+    gai_store(&gai_process.log_function, next);
     gai_lock_off(&gai_locks.log);
 }
 
