@@ -1100,16 +1100,18 @@ static CUresult wait_for_context(void)
     return result ? result : cu.MemFreeHost(fence);
 }
 
-/* Waits for one of the other contexts. In one that has failed for good nothing runs any more. */
+/* Waits for one of the other contexts. In one that has failed for good, where each call returns that error, nothing
+   runs any more. */
 static CUresult wait_for_other(const known_context *c)
 {
     scope s;
+    size_t left, total;
     CUresult result = scope_enter(&s, c->context);
-    if (!result) {
-        result = wait_for_context();
-        scope_leave(&s);
-    }
-    return gai_is_sticky(result) ? CUDA_SUCCESS : result;
+    if (result) return result;
+    result = wait_for_context();
+    if (result && real.mem_info(&left, &total) == result) result = CUDA_SUCCESS;
+    scope_leave(&s);
+    return result;
 }
 
 /* Waits for the device's other contexts, and forgets those that have ended. The work of a green one may go on then, for

@@ -53,14 +53,14 @@ def _load():
         "galloc_snapshot": [pointer, number, _WRITE, pointer],
     }.items():
         getattr(library, name).argtypes = arguments
-    library.galloc_last_message.restype = ctypes.c_char_p
+    library.galloc_python_message.restype = ctypes.c_char_p
     _library = library
     return library
 
 
 def _check(error):
     if error:
-        text = _load().galloc_last_message().decode(errors="replace")
+        text = _load().galloc_python_message().decode(errors="replace")
         raise (MemoryError if error == _OUT_OF_MEMORY else RuntimeError)(text)
 
 

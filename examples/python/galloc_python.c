@@ -3,7 +3,7 @@
    Besides galloc's own functions the library has these few. They take plain numbers, so that galloc.py needs to know no
    struct of galloc.h. galloc takes the current device for streams 0, 1 and 2, but Python may free a block while another
    device is current. So these functions name the device whose default streams are meant. All return a cudaError_t;
-   galloc_last_message() has the text. */
+   galloc_python_message() has the text. */
 
 #define GALLOC_IMPLEMENTATION
 #include "galloc.h"
@@ -11,18 +11,38 @@
 #include <pthread.h>
 #include <string.h>
 
-/* An error that galloc did not find, as the thread's message and in the log, as if it had. */
+/* A call of the runtime leaves no error behind, unless one was there before. */
+static cudaError_t quiet(cudaError_t before, cudaError_t error)
+{
+    if (error != cudaSuccess && before == cudaSuccess) (void)cudaGetLastError();
+    return error;
+}
+
+static __thread char own[200]; /* about an error that galloc did not find; "": none since the last call */
+
 static cudaError_t says(cudaError_t error, const char *what)
 {
-    return gai_end("galloc_python", gai_fail(error, "%s: %s", what, cudaGetErrorString(error)));
+    (void)snprintf(own, sizeof own, "galloc_python: %s: %s", what, cudaGetErrorString(error));
+    return error;
+}
+
+/* The message of the last call that failed in this thread. Asked for once after each failure. */
+GALLOC_API const char *galloc_python_message(void)
+{
+    static __thread char text[sizeof own];
+    if (!own[0]) return galloc_last_message();
+    memcpy(text, own, sizeof own);
+    own[0] = 0;
+    return text;
 }
 
 /* Makes the device current; -1: the current one stays. *before: the device to go back to. */
 static cudaError_t enter(int device, int *before)
 {
-    cudaError_t last = cudaPeekAtLastError(), error = gai_forget_error(last, cudaGetDevice(before));
+    cudaError_t last = cudaPeekAtLastError(), error = quiet(last, cudaGetDevice(before));
+    own[0] = 0;
     if (error == cudaSuccess && device >= 0 && *before != device)
-        error = gai_forget_error(last, cudaSetDevice(device));
+        error = quiet(last, cudaSetDevice(device));
     if (error == cudaSuccess || error == cudaErrorCudartUnloading) return error;
     return says(error, "the device cannot be made current");
 }
@@ -30,7 +50,7 @@ static cudaError_t enter(int device, int *before)
 static void leave(int device, int before)
 {
     cudaError_t last = cudaPeekAtLastError();
-    if (device >= 0 && before != device) (void)gai_forget_error(last, cudaSetDevice(before));
+    if (device >= 0 && before != device) (void)quiet(last, cudaSetDevice(before));
 }
 
 /* ---- several devices --------------------------------------------------------------------------------------------- */
@@ -52,11 +72,36 @@ static known_pool *known_pools;
 static uint64_t used;               /* devices that have had a pool, as a bit mask */
 static uint64_t peers[MAX_DEVICES]; /* devices that may use the memory of each. Read without the lock, too */
 
+typedef CUresult(CUDAAPI *set_access_function)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
+
+/* NULL: the driver does not have it. Any thread may call it. */
+static set_access_function find_set_access(void)
+{
+    static void *found;
+    void *symbol = __atomic_load_n(&found, __ATOMIC_RELAXED);
+    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+    set_access_function function;
+    if (!symbol) {
+        cudaError_t last = cudaPeekAtLastError(), error;
+#if CUDART_VERSION >= 12050
+        error = cudaGetDriverEntryPointByVersion("cuMemSetAccess", &symbol, 12000, cudaEnableDefault, &result);
+#else
+        error = cudaGetDriverEntryPoint("cuMemSetAccess", &symbol, cudaEnableDefault, &result);
+#endif
+        (void)quiet(last, error);
+        if (result != cudaDriverEntryPointSuccess) symbol = NULL;
+        __atomic_store_n(&found, symbol, __ATOMIC_RELAXED);
+    }
+    memcpy(&function, &symbol, sizeof function);
+    return function;
+}
+
 /* on_map of a pool whose device has peers; `user` is its element of `peers`. */
 static void give_access(galloc_pool *pool, void *addr, size_t bytes, void *user)
 {
     static int said;
     uint64_t mask = __atomic_load_n((uint64_t *)user, __ATOMIC_ACQUIRE);
+    set_access_function set_access = find_set_access();
     CUmemAccessDesc access;
     int i;
     (void)pool;
@@ -65,7 +110,8 @@ static void give_access(galloc_pool *pool, void *addr, size_t bytes, void *user)
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     for (i = 0; i < MAX_DEVICES; i++) {
         access.location.id = i;
-        if (!(mask >> i & 1) || !gai_cu.MemSetAccess((CUdeviceptr)(uintptr_t)addr, bytes, &access, 1)) continue;
+        if (!(mask >> i & 1)) continue;
+        if (set_access && !set_access((CUdeviceptr)(uintptr_t)addr, bytes, &access, 1)) continue;
         if (!__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
             (void)fprintf(stderr,
                           "galloc_python: device %d gets no access to some memory of device %d. With "
@@ -91,7 +137,7 @@ static void add_peer(int device, int peer)
 {
     cudaError_t last = cudaPeekAtLastError();
     int can = 0;
-    if (gai_forget_error(last, cudaDeviceCanAccessPeer(&can, peer, device)) == cudaSuccess && can)
+    if (quiet(last, cudaDeviceCanAccessPeer(&can, peer, device)) == cudaSuccess && can)
         __atomic_fetch_or(&peers[device], (uint64_t)1 << peer, __ATOMIC_RELEASE);
 }
 
@@ -158,7 +204,11 @@ GALLOC_API cudaError_t galloc_python_pool_destroy(galloc_pool *pool)
    allocated, whose work the free does not know. So the tag of such a block is the number of its thread. */
 static uint32_t thread_of(size_t stream)
 {
-    return stream == (uintptr_t)cudaStreamPerThread ? (uint32_t)gai_stream_key(CU_STREAM_PER_THREAD) : 0;
+    static uint32_t threads;
+    static __thread uint32_t number;
+    if (stream != (uintptr_t)cudaStreamPerThread) return 0;
+    if (!number) number = __atomic_add_fetch(&threads, 1, __ATOMIC_RELAXED);
+    return number;
 }
 
 static int is_of_another_thread(const void *ptr, size_t stream)
@@ -197,7 +247,7 @@ static cudaError_t wait_beside_captures(void)
         if (error == cudaSuccess) error = cudaFreeHost(fence);
         (void)cudaThreadExchangeStreamCaptureMode(&mode);
     }
-    return gai_forget_error(last, error);
+    return quiet(last, error);
 }
 
 /* The device of a block; -1: the address is that of no block. */

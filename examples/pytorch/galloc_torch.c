@@ -128,6 +128,15 @@ static void append_size(char *text, size_t size, size_t bytes)
     else append(text, size, "%.2f GiB", (double)bytes / (1 << 30));
 }
 
+/* A call of the runtime leaves no error behind, unless one was there before. */
+static cudaError_t quiet(cudaError_t before, cudaError_t error)
+{
+    if (error != cudaSuccess && before == cudaSuccess) (void)cudaGetLastError();
+    return error;
+}
+
+static __thread const char *own_words; /* about an error that galloc did not find; NULL: there is none */
+
 static cudaError_t enter(int device, int *before);
 static void leave(int before);
 
@@ -135,7 +144,7 @@ static void leave(int before);
 static cudaError_t memory_info(size_t *left, size_t *total)
 {
     cudaError_t before = cudaPeekAtLastError();
-    return gai_forget_error(before, cudaMemGetInfo(left, total));
+    return quiet(before, cudaMemGetInfo(left, total));
 }
 
 /* The first words of PyTorch's own text, which programs search for. */
@@ -165,7 +174,8 @@ static void throw_failure(cudaError_t err, size_t bytes, int device)
     char text[GALLOC_REPORT_TEXT + 1024] = "";
     galloc_report report;
     /* For a device out of range galloc was not called: its last message is about something else. */
-    const char *message = device < 0 || device >= MAX_DEVICES ? "" : galloc_last_message();
+    const char *message = device < 0 || device >= MAX_DEVICES ? "" : own_words ? own_words : galloc_last_message();
+    own_words = NULL;
     if (err != cudaErrorMemoryAllocation) {
         append(text, sizeof text, "CUDA error: %s. %s", cudaGetErrorString(err), message);
         throw_error(text, 0);
@@ -234,7 +244,7 @@ static set_access_function find_set_access(void)
 #else
         err = cudaGetDriverEntryPoint("cuMemSetAccess", &symbol, cudaEnableDefault, &result);
 #endif
-        (void)gai_forget_error(before, err);
+        (void)quiet(before, err);
         if (result != cudaDriverEntryPointSuccess) symbol = NULL;
         __atomic_store_n(&found, symbol, __ATOMIC_RELAXED);
     }
@@ -269,7 +279,7 @@ static void add_peer(int device, galloc_pool *pool, int peer)
     galloc_callbacks callbacks;
     cudaError_t before = cudaPeekAtLastError();
     int can = 0;
-    if (gai_forget_error(before, cudaDeviceCanAccessPeer(&can, peer, device)) != cudaSuccess) can = 0;
+    if (quiet(before, cudaDeviceCanAccessPeer(&can, peer, device)) != cudaSuccess) can = 0;
     if (!can || galloc_pool_config(pool, &config) != cudaSuccess || !config.expandable_segments) return;
     __atomic_store_n(&peers[device], peers[device] | (uint64_t)1 << peer, __ATOMIC_RELEASE);
     memset(&callbacks, 0, sizeof callbacks);
@@ -316,9 +326,9 @@ static cudaError_t enter(int device, int *before)
     cudaError_t error = cudaPeekAtLastError(), err;
     int current = -1;
     *before = -1;
-    err = gai_forget_error(error, cudaGetDevice(&current));
+    err = quiet(error, cudaGetDevice(&current));
     if (err != cudaSuccess || current == device) return err;
-    err = gai_forget_error(error, cudaSetDevice(device));
+    err = quiet(error, cudaSetDevice(device));
     if (err == cudaSuccess) *before = current;
     return err;
 }
@@ -326,7 +336,7 @@ static cudaError_t enter(int device, int *before)
 static void leave(int before)
 {
     cudaError_t error = cudaPeekAtLastError();
-    if (before >= 0) (void)gai_forget_error(error, cudaSetDevice(before));
+    if (before >= 0) (void)quiet(error, cudaSetDevice(before));
 }
 
 static int is_default(cudaStream_t stream) { return (uintptr_t)stream <= 2; }
@@ -337,10 +347,12 @@ static cudaError_t enter_for(cudaStream_t stream, int device, int *before)
 {
     cudaError_t err;
     *before = -1;
+    own_words = NULL;
     err = is_default(stream) ? enter(device, before) : cudaSuccess;
     if (err == cudaSuccess || err == cudaErrorCudartUnloading) return cudaSuccess;
-    return gai_end("galloc_torch",
-                   gai_fail(err, "device %d cannot be made current: %s", device, cudaGetErrorString(err)));
+    own_words = "The device cannot be made current.";
+    (void)fprintf(stderr, "galloc_torch: device %d cannot be made current: %s\n", device, cudaGetErrorString(err));
+    return err;
 }
 
 /* ---- graphs that share memory ------------------------------------------------------------------------------------ */
@@ -447,7 +459,7 @@ static void group_join(int device, galloc_pool *pool, cudaStream_t stream)
     for (g = groups; g; g = g->next) {
         if (g->open && g->device == device) only = g, n++;
     }
-    if (n == 1 && !only->begun && gai_forget_error(error, cudaStreamIsCapturing(stream, &status)) == cudaSuccess &&
+    if (n == 1 && !only->begun && quiet(error, cudaStreamIsCapturing(stream, &status)) == cudaSuccess &&
         status == cudaStreamCaptureStatusActive)
         only->begun = galloc_graph_begin(&only->graph, pool, stream) == cudaSuccess;
     (void)pthread_mutex_unlock(&lock);

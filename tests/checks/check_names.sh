@@ -80,6 +80,11 @@ ls $tests | grep -v '/inside\.[ch]$' |
     xargs grep -nE '\b(gai_|GAI_)|GALLOC_IMPLEMENTATION' >"$work/private"
 empty "private names of galloc.h in tests, which tests/support/inside.h should have functions for" "$work/private"
 
+# Adaptors and examples use the public interface alone.
+grep -rnE '\b(gai_|GAI_)' examples --include='*.c' --include='*.h' --include='*.cu' --include='*.cpp' \
+    --include='*.hpp' >"$work/private"
+empty "private names of galloc.h in examples/" "$work/private"
+
 # Pages and tests name only what galloc.h has.
 grep -ohE '\b(gai_[a-z0-9_]*[a-z0-9]|GAI_[A-Z0-9_]*[A-Z0-9])\b' docs/*.md tests/*.md tests/*/*.md tests/support/*.[ch] |
     sort -u >"$work/named"
