@@ -2821,8 +2821,8 @@ typedef struct gai_cache_bin {
    blocks, bytes == number and bytes of the blocks in all bins
    unconfirmed_blocks, unconfirmed_bytes == number and bytes of the blocks in `unconfirmed` and `orphans`
    blocks + unconfirmed_blocks <= GAI_CACHE_BLOCKS,  bytes - large + unconfirmed_bytes <= most,  alone <= most
-   large == 0 || a bin has one block, of `large` bytes
-   unconfirmed_blocks <= GAI_UNCONFIRMED_BLOCKS;  !trusted: unconfirmed_bytes <= GAI_EVENT_BYTES
+   large == 0 || some block in a bin, or unconfirmed, has `large` bytes
+   unconfirmed_blocks <= GAI_UNCONFIRMED_BLOCKS;  !trusted: their bytes without `large` <= GAI_EVENT_BYTES
    open == 0 || open == the stream state's life;  the stream state is asked or retired: open == 0
    Counters since the last flush, which adds them to the pool's counters: mallocs and allocated_in, number and bytes of
    the blocks that the cache has served; live_in, the bytes requested for them. The blocks freed into the cache since
@@ -2838,7 +2838,8 @@ typedef struct gai_cache_bin {
      - only a call that has asked for the id takes blocks out, or hands unconfirmed blocks to the pool
      - a flush for the sake of others leaves unconfirmed blocks where they are
      - a free that finds no room here asks for the id; so a stream that ends without galloc_stream_retire leaves no more
-       behind than GAI_EVENT_BYTES and GAI_UNCONFIRMED_BLOCKS
+       behind than GAI_EVENT_BYTES and GAI_UNCONFIRMED_BLOCKS, and one `large` block if it was the pool's only stream,
+       which never records an event by itself anyway
      - once all known contexts have been waited for, any stream may have the unconfirmed blocks from before that wait;
        during it they are `orphans`
      - the cache of a retired stream is closed
@@ -5811,6 +5812,7 @@ static GAI_INLINE gai_block *gai_unconfirmed_pop(gai_cache *cache, gai_block **l
 {
     gai_block *block = *list;
     *list = block->next_bin;
+    if (block->bytes == cache->large) cache->large = 0;
     cache->unconfirmed_blocks--;
     cache->unconfirmed_bytes -= block->bytes;
     return block;
@@ -5905,22 +5907,16 @@ static int gai_block_is_latest(const gai_block *block)
     return gai_load_pointer(&pool->latest) == block;
 }
 
-/* Puts the block given last, which exceeds `most`, into a stream cache that is empty. */
-static enum gai_outcome gai_cache_put_large(gai_cache *cache, gai_block *block, int confirmed)
-{
-    if (!cache->trusted && !confirmed) return GAI_ASK;
-    (void)gai_cache_bin_push(cache, block); /* all bins are empty */
-    cache->large = block->bytes;
-    return GAI_DONE;
-}
-
 /* The rest of gai_cache_put: checks the bounds and confirms blocks. The stream cache is open. */
 GAI_APART
 static enum gai_outcome gai_cache_put_more(gai_cache *cache, gai_block *block, int confirmed)
 {
     size_t held = gai_cache_held(cache), blocks = cache->blocks + cache->unconfirmed_blocks;
-    if (!blocks && block->bytes > cache->most && gai_block_is_latest(block))
-        return gai_cache_put_large(cache, block, confirmed);
+    if (!blocks && block->bytes > cache->most && gai_block_is_latest(block)) {
+        cache->large = block->bytes;
+        gai_unconfirmed_push(cache, block);
+        return GAI_DONE;
+    }
     if (block->bytes > cache->most - held || held > cache->enough || blocks >= GAI_CACHE_BLOCKS)
         return gai_cache_is_empty(cache) ? GAI_TAKEN_EMPTY : GAI_TAKEN;
     if (cache->unconfirmed_blocks < GAI_UNCONFIRMED_BLOCKS &&
@@ -6208,7 +6204,7 @@ static int gai_stream_flush(galloc_pool *pool, gai_stream *stream, int confirmed
                              gai_unconfirmed_live(cache));
         list = gai_blocks_join(cache->unconfirmed, gai_blocks_join(cache->orphans, NULL));
         cache->unconfirmed = cache->orphans = NULL;
-        cache->unconfirmed_blocks = cache->unconfirmed_bytes = 0;
+        cache->unconfirmed_blocks = cache->unconfirmed_bytes = cache->large = 0;
     }
     if (cache->busy_frees) gai_set_relaxed(&stream->busy_frees, stream->busy_frees + cache->busy_frees);
     cache->busy_frees = 0;
@@ -6217,10 +6213,13 @@ static int gai_stream_flush(galloc_pool *pool, gai_stream *stream, int confirmed
         if (cache->mallocs) stream->handed = gai_stream_stamp(stream);
         cache->mallocs = 0;
         cache->live_in = cache->live_out = cache->allocated_in = 0;
-        cache->blocks = cache->bytes = cache->large = 0;
+        cache->blocks = cache->bytes = 0;
     }
-    for (; cache->filled; cache->filled &= cache->filled - 1)
-        list = gai_blocks_join(cache->bins[gai_lowest(cache->filled)].first, list);
+    for (; cache->filled; cache->filled &= cache->filled - 1) {
+        const gai_cache_bin *bin = &cache->bins[gai_lowest(cache->filled)];
+        if (bin->bytes == cache->large) cache->large = 0;
+        list = gai_blocks_join(bin->first, list);
+    }
     gai_latch_off(&cache->latch);
     while (list) {
         gai_block *block = list;
@@ -15497,6 +15496,7 @@ static int gai_check_captured(const galloc_pool *pool, const gai_stream *stream)
 
 typedef struct gai_census {
     size_t used, requested, blocks, free, largest, holes, bytes, promised;
+    size_t large; /* blocks with gai_cache.large bytes */
     galloc_pages pages[GALLOC_PAGE_SIZES];
     struct {
         size_t blocks, marks, mappings, events, waits, positions;
@@ -15518,6 +15518,7 @@ static int gai_check_blocks(const galloc_pool *pool, const gai_stream *stream, c
 {
     int broken = 0;
     for (; block; block = block->next_bin) {
+        census->large += block->bytes == stream->cache.large;
         broken += block->kind != GAI_USED || block->pool != pool || block->life != stream->life || block->recorded_uses;
         broken += gai_load_pointer(&block->lent) || block->room || (bytes && block->bytes != bytes);
         census->blocks++;
@@ -15534,9 +15535,8 @@ static int gai_check_cache(const galloc_pool *pool, const gai_stream *stream, ga
     const gai_cache *cache = &stream->cache;
     gai_census unconfirmed, cached;
     size_t i;
-    int large = 0, broken = cache->blocks + cache->unconfirmed_blocks > GAI_CACHE_BLOCKS ||
-                            cache->unconfirmed_blocks > GAI_UNCONFIRMED_BLOCKS ||
-                            (cache->open && cache->open != stream->life);
+    int broken = cache->blocks + cache->unconfirmed_blocks > GAI_CACHE_BLOCKS ||
+                 cache->unconfirmed_blocks > GAI_UNCONFIRMED_BLOCKS || (cache->open && cache->open != stream->life);
     memset(&unconfirmed, 0, sizeof unconfirmed);
     memset(&cached, 0, sizeof cached);
     broken += cache->open && (stream->asked || stream->retired);
@@ -15547,13 +15547,12 @@ static int gai_check_cache(const galloc_pool *pool, const gai_stream *stream, ga
         if (!(cache->filled >> i & 1)) continue;
         broken += !bin->first;
         broken += gai_check_blocks(pool, stream, bin->first, bin->bytes, &cached);
-        large += bin->bytes == cache->large && !bin->first->next_bin;
     }
     broken += unconfirmed.blocks != cache->unconfirmed_blocks || unconfirmed.used != cache->unconfirmed_bytes;
     broken += cached.blocks != cache->blocks || cached.used != cache->bytes;
     broken += gai_cache_held(cache) > cache->most || cache->alone > cache->most;
-    broken += cache->large && !large;
-    broken += !cache->trusted && cache->unconfirmed_bytes > GAI_EVENT_BYTES;
+    broken += cache->large && !(unconfirmed.large + cached.large);
+    broken += !cache->trusted && unconfirmed.used - (unconfirmed.large ? cache->large : 0) > GAI_EVENT_BYTES;
     census->blocks -= unconfirmed.blocks + cached.blocks;
     census->used -= unconfirmed.used + cached.used;
     census->requested -= unconfirmed.requested + cached.requested;
@@ -17920,7 +17919,7 @@ static void gai_cache_clear(gai_cache *cache)
     cache->open = 0;
     cache->unconfirmed = cache->orphans = NULL;
     cache->unconfirmed_blocks = cache->unconfirmed_bytes = cache->mallocs = cache->live_in = cache->live_out = 0;
-    cache->blocks = cache->bytes = cache->allocated_in = 0;
+    cache->blocks = cache->bytes = cache->large = cache->allocated_in = 0;
     cache->filled = cache->busy_frees = 0;
     gai_latch_off(&cache->latch);
 }

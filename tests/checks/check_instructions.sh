@@ -44,7 +44,7 @@ count() { # case, pairs, bound, settings
 
 count hot 2000 255
 count hot 2000 212 stream_check:off
-count large 10000 1080
+count large 10000 300
 count miss 10000 1210
 count churn 20000 1700
 count hot 2000 2100 stats:exact

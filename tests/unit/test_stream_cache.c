@@ -58,9 +58,10 @@ TEST(a_hot_pair_takes_no_lock_that_others_share)
 TEST(a_hot_pair_calls_nothing_but_the_looks)
 {
     static const long calls[2][2][STREAM_KINDS] = {{{0, 0, 0}, {4, 3, 6}}, {{1, 0, 1}, {4, 3, 6}}};
-    for (int i = 0; i < 8 * STREAM_KINDS; i++) {
-        int kind = i / 8, large = i % 2, check = i / 2 % 2, devices = 1 + i / 4 % 2;
-        size_t bytes = large ? MIB(1) : KIB(4);
+    static const size_t sizes[3] = {KIB(4), MIB(1), MIB(20)};
+    for (int i = 0; i < 12 * STREAM_KINDS; i++) {
+        int kind = i / 12, check = i / 3 % 2, devices = 1 + i / 6 % 2;
+        size_t bytes = sizes[i % 3];
         begin_with_devices(devices, SIM_PACE_RANDOM);
         cudaStream_t s = stream_of_kind(kind);
         galloc_config config = galloc_config_default();
@@ -399,55 +400,56 @@ TEST(a_cache_of_before_a_reset_takes_nothing_after_it)
 /* What no front takes is asked about at once. */
 TEST(a_large_free_by_a_handle_that_came_back_is_the_new_streams)
 {
-    for (int last = 0; last < 2; last++) { /* the block that was allocated last may enter an empty front */
-        begin_still();
-        cudaStream_t s = stream_new();
-        galloc_pool *pool = pool_new(NULL);
-        void *kept = last ? get(pool, KIB(64), s) : NULL, *p = get(pool, MIB(8), s);
-        if (!last) kept = get(pool, KIB(64), s);
-        unsigned long long id = stream_id(s);
-        if (!last) warm(pool, KIB(64), s);
-        stream_end(s);
-        cudaStream_t t = stream_new();
-        EXPECT(t == s && stream_id(t) != id);
-        put(t, p, MIB(8), 1);
-        OK(galloc_free(p, t));
-        EXPECT_EQ(info_of(p).stream_id, stream_id(t));
-        OK(galloc_free(kept, t));
-        EXPECT_EQ(galloc_pool_check(pool), 0);
-        pool_end(pool);
-        finish();
-    }
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, MIB(8), s), *kept = get(pool, KIB(64), s);
+    unsigned long long id = stream_id(s);
+    warm(pool, KIB(64), s);
+    stream_end(s);
+    cudaStream_t t = stream_new();
+    EXPECT(t == s && stream_id(t) != id);
+    put(t, p, MIB(8), 1);
+    OK(galloc_free(p, t));
+    EXPECT_EQ(info_of(p).stream_id, stream_id(t));
+    OK(galloc_free(kept, t));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    pool_end(pool);
+    finish();
 }
 
 /* S has died, and T has its handle. A free on T goes into the front of S, since nobody has looked at the id. The work
-   of T is not done: neither T's next call nor a third stream's must have that memory. */
+   of T is not done: neither T's next call nor a third stream's must have that memory. The block given last is as much
+   nobody's, whatever its size. */
 TEST(a_free_by_a_handle_that_came_back_is_nobodys)
 {
-    for (int who = 0; who < 3; who++) {
+    for (int i = 0; i < 6; i++) {
+        int who = i % 3;
+        size_t bytes = i < 3 ? KIB(64) : MIB(8), limit = bytes < MIB(8) ? MIB(2) : MIB(10);
         begin_still();
         cudaStream_t s = stream_new(), u = stream_new();
-        galloc_pool *pool = pool_limited(MIB(2));
+        galloc_pool *pool = pool_limited(limit);
         unsigned long long id = stream_id(s);
-        void *p = get(pool, KIB(64), s), *q = get(pool, KIB(64), s), *r = NULL;
-        warm(pool, KIB(64), s);
-        put(s, p, KIB(64), 1);
+        void *q = get(pool, KIB(64), s), *p = get(pool, bytes, s), *r = NULL;
+        if (bytes < MIB(8)) warm(pool, KIB(64), s);
+        put(s, p, bytes, 1);
         OK(cudaStreamSynchronize(s)); /* so that the program may go on with its memory on T */
         stream_end(s);
         cudaStream_t t = stream_new();
         EXPECT(t == s && stream_id(t) != id);
-        put(t, p, KIB(64), 2);
+        put(t, p, bytes, 2);
         put(t, q, KIB(64), 2);
         OK(galloc_free(p, t)); /* T is not asked who it is */
+        EXPECT(inside_stream_of(pool, id).fresh_bytes >= bytes);
         EXPECT_EQ(galloc_pool_check(pool), 0);
         if (who == 0) r = get_used(pool, KIB(64), u, 1); /* from elsewhere */
-        if (who == 1) r = get_used(pool, MIB(2) - KIB(192), u, 1);
+        if (who == 1) r = get_used(pool, limit - bytes - KIB(128), u, 1);
         if (who == 2) r = get_used(pool, KIB(64), t, 1);
         EXPECT(r != p);
         OK(galloc_free(r, who == 2 ? t : u));
         OK(galloc_free(q, t));
         if (who == 1) { /* all of it: the devices are waited for */
-            void *all = get_used(pool, MIB(2), u, 1);
+            void *all = get_used(pool, limit, u, 1);
             OK(galloc_free(all, u));
         }
         pool_end(pool);
@@ -930,6 +932,14 @@ TEST(a_large_block_in_a_cache_serves_other_sizes)
     EXPECT_EQ(stats_of(pool).reserved.current, MIB(40));
     expect_healthy(pool, 1);
     for (int i = 0; i < 3; i++) OK(galloc_free(p[i], s));
+    p[0] = get(pool, KIB(8), s); /* confirmed by the free of another block, it leaves with that one */
+    OK(galloc_free(get(pool, MIB(39), s), s));
+    OK(galloc_free(p[0], s));
+    EXPECT_EQ(kept_of(pool, s).bytes, MIB(39) + KIB(8));
+    EXPECT_EQ(kept_of(pool, s).fresh_bytes, 0);
+    OK(galloc_free(get(pool, KIB(16), s), s));
+    EXPECT_EQ(kept_of(pool, s).bytes, KIB(16));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
     pool_end(pool);
     stream_end(s);
     finish();
@@ -960,29 +970,38 @@ TEST(a_large_block_enters_no_cache_when_another_place_may_serve_better)
     finish();
 }
 
-/* A second stream finds what the cache of the first one held, and from then on large blocks are nobody's alone. */
+/* A second stream finds what the cache of the first one held, and from then on large blocks are nobody's alone. The
+   block is confirmed by a later call on its stream, or by the wait for the device, unless each call confirms. */
 TEST(a_large_block_leaves_the_cache_when_a_second_stream_comes)
 {
-    begin();
-    cudaStream_t s = stream_new(), t = stream_new();
-    galloc_config config = galloc_config_default();
-    config.memory_limit = MIB(64);
-    galloc_pool *pool = pool_new(&config);
-    OK(galloc_pool_reserve(pool, MIB(64)));
-    for (int i = 0; i < 3; i++) OK(galloc_free(get(pool, MIB(40), s), s));
-    EXPECT_EQ(kept_of(pool, s).bytes, MIB(40));
-    void *p = get(pool, KIB(4), t); /* of memory that nobody has used */
-    EXPECT_EQ(kept_of(pool, s).bytes, 0);
-    void *q = get(pool, MIB(40), t);
-    OK(galloc_free(p, t));
-    OK(galloc_free(q, t));
-    for (int i = 0; i < 3; i++) OK(galloc_free(get(pool, MIB(40), s), s));
-    EXPECT_EQ(kept_of(pool, s).bytes, 0);
-    expect_healthy(pool, 1);
-    pool_end(pool);
-    stream_end(s);
-    stream_end(t);
-    finish();
+    for (int i = 0; i < 4; i++) {
+        int check = i % 2, again = i / 2;
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_config config = galloc_config_default();
+        config.memory_limit = MIB(64);
+        config.stream_check = check;
+        galloc_pool *pool = pool_new(&config);
+        OK(galloc_pool_reserve(pool, MIB(64)));
+        for (int k = 0; k < 3; k++) OK(galloc_free(get(pool, MIB(40), s), s));
+        EXPECT_EQ(kept_of(pool, s).bytes, MIB(40));
+        void *p = get(pool, KIB(4), t); /* of memory that nobody has used */
+        EXPECT_EQ(kept_of(pool, s).bytes, check ? MIB(40) : 0);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        if (again) OK(galloc_free(get(pool, KIB(8), s), s));
+        EXPECT_EQ(kept_of(pool, s).bytes, !again && check ? MIB(40) : again ? KIB(8) : 0);
+        void *q = get_used(pool, MIB(40), t, 1);
+        OK(galloc_free(p, t));
+        OK(galloc_free(q, t));
+        for (int k = 0; k < 3; k++) OK(galloc_free(get(pool, MIB(40), s), s));
+        EXPECT_EQ(kept_of(pool, s).bytes, 0);
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        if (!check) OK(galloc_stream_retire(s));
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
 }
 
 /* When a second stream comes, a front of the first one with more than 2 MiB goes to the pool: that stream may never
