@@ -473,7 +473,7 @@ typedef struct galloc_config {
     size_t quarantine_bytes; /* debug:quarantine keeps the blocks freed last, of so many bytes; 0 (default): 1/16 of the
                                 limit, at most 256 MiB. In a text also auto */
     uint64_t debug_sample;   /* that is done to one allocation in so many, 1 (default: to all) .. 1000000000; from 64 on
-                                to about one, and to none above 1 MiB */
+                                to about one, whose rounding leaves the bytes of a guard */
     int gpu_direct_rdma;     /* 1: pages support GPUDirect RDMA, if the device does (then galloc_pool_config gives 1); 0
                                 (default): only pages that are created while on_map is set. Memory of cudaMalloc always
                                 does */
@@ -9546,22 +9546,46 @@ static void gai_pool_tend(galloc_pool *pool)
 #define GAI_GUARD_LAST 256
 #define GAI_CHECK_BYTES (GAI_GUARD_FIRST + GAI_GUARD_LAST)
 #define GAI_CHECKS 1024
+#define GAI_CHECKS_LEFT 16 /* so many wait for the program's own events if debug_sample >= GAI_SPARSE */
 #define GAI_QUARANTINE_MOST (256 * GAI_MIB)
-#define GAI_SAMPLE_MOST GAI_MIB /* larger requests get no guard if debug_sample >= GAI_SPARSE: of another size, they
-                                   would need other pages, and pages would move */
+#define GAI_GUARD_LEAST 16 /* bytes left by rounding that are used as a guard if debug_sample >= GAI_SPARSE */
+#define GAI_GUARD_PATIENCE 16 /* so many samples may pass until a request gets a guard of its own for want of them */
+#define GAI_SAMPLE_MOST GAI_MIB /* larger requests never get one of their own then, and are not kept: of another size,
+                                   they would need other pages, and pages would move */
 #define GAI_POLLS 8 /* every so many calls ask how far the streams are */
 
-/* Is this allocation one of those that get a guard? If it is too large for that, a later one gets it. If all get one,
-   so do those that other threads make before this one is counted. [no lock] */
-static int gai_pool_samples(galloc_pool *pool, size_t bytes)
+/* Does the rounding of a request leave bytes that suffice as a guard? `most`: its max_bytes */
+static int gai_rounding_guards(const galloc_pool *pool, size_t bytes, size_t most)
+{
+    return !most && bytes <= (size_t)1 << (GAI_ADDRESS_BITS - 2) &&
+           gai_rounded(pool, bytes) - bytes >= GAI_GUARD_LEAST;
+}
+
+/* Is a request fit for the guard that is due? A sample of few allocations is to change nothing else than what it
+   checks: sizes stay as they are, and hence places and pages. So requests are chosen whose rounding leaves a guard,
+   unless none came for long. [lock] */
+GAI_APART
+static int gai_request_suits(const galloc_pool *pool, size_t bytes, size_t most)
+{
+    uint64_t sample = pool->config.debug_sample, overdue = pool->stats.mallocs - pool->watch_at;
+    int small = bytes <= GAI_SAMPLE_MOST;
+    if (sample < GAI_SPARSE) return 1;
+    if (!(pool->config.debug & GALLOC_DEBUG_GUARDS)) return small;
+    if (!small && pool->config.debug != GALLOC_DEBUG_GUARDS) return 0;
+    return gai_rounding_guards(pool, bytes, most) || (small && overdue >= GAI_GUARD_PATIENCE * sample);
+}
+
+/* Is this allocation one of those that get a guard? If all get one, so do those that other threads make before this
+   one is counted. [no lock] */
+static int gai_pool_samples(galloc_pool *pool, const galloc_request *request)
 {
     uint64_t sample = pool->config.debug_sample;
-    int due, large = sample >= GAI_SPARSE && bytes > GAI_SAMPLE_MOST;
+    int chosen;
     gai_lock_on(&pool->lock);
-    due = gai_pool_is_to_watch(pool);
-    if (due && sample > 1) pool->watch_at = pool->stats.mallocs + (large ? GAI_SPARSE : sample);
+    chosen = gai_pool_is_to_watch(pool) && gai_request_suits(pool, request->bytes, request->max_bytes);
+    if (chosen && sample > 1) pool->watch_at = pool->stats.mallocs + sample;
     gai_lock_off(&pool->lock);
-    return due && !large;
+    return chosen;
 }
 
 static size_t gai_pool_guard(const galloc_pool *pool)
@@ -9574,6 +9598,8 @@ static galloc_request gai_request_guarded(const galloc_pool *pool, const galloc_
 {
     galloc_request guarded = *request;
     size_t most = (size_t)1 << (GAI_ADDRESS_BITS - 2);
+    if (pool->config.debug_sample >= GAI_SPARSE && gai_rounding_guards(pool, request->bytes, request->max_bytes))
+        return guarded;
     if (request->bytes <= most) guarded.bytes += gai_pool_guard(pool);
     if (request->max_bytes && request->max_bytes <= most) guarded.max_bytes += gai_pool_guard(pool);
     return guarded;
@@ -9779,6 +9805,13 @@ static int gai_guards_last(galloc_pool *pool)
     return health == GAI_ALIVE;
 }
 
+/* Are events to be recorded and queried for the sake of the checks? They change what is known of the streams, and so
+   which memory is reused: a sample of few allocations leaves a few checks until the pool learns of their streams. */
+static int gai_guards_press(const galloc_pool *pool)
+{
+    return pool->config.debug_sample < GAI_SPARSE || gai_counted(&pool->guards.pending) > GAI_CHECKS_LEFT;
+}
+
 /* An unused check, for a stream state. NULL: none is left, or no memory. [lock], may be released meanwhile. */
 static gai_check *gai_check_new(galloc_pool *pool, gai_stream *stream)
 {
@@ -9850,7 +9883,7 @@ static void gai_guards_tend(galloc_pool *pool)
     int is_new = gai_thread.message_is_new;
     if (!gai_pool_pin(pool)) return;
     if (gai_counted(&pool->guards.pending)) {
-        if (gai_next(&pool->guards.looks) % GAI_POLLS == 0) gai_pool_try_poll(pool);
+        if (gai_guards_press(pool) && gai_next(&pool->guards.looks) % GAI_POLLS == 0) gai_pool_try_poll(pool);
         gai_guards_look(pool);
     }
     gai_thread.message_is_new = is_new;
@@ -9994,7 +10027,7 @@ static void gai_block_check(galloc_pool *pool, gai_block *block, const gai_site 
         if (result) gai_pool_note(pool, result);
         gai_lock_on(&pool->lock);
         stream->handed = stream->epoch;
-        gai_stream_ask(stream);
+        if (gai_guards_press(pool)) gai_stream_ask(stream);
         gai_stream_unsettle(pool, stream);
         if (poison && !result && gai_block_is_to_keep(pool, block))
             gai_set_relaxed(&block->tag, block->tag | GAI_TO_KEEP);
@@ -10060,7 +10093,7 @@ static int gai_kept_check(galloc_pool *pool, gai_block *block, const gai_site *s
         gai_check_end(&pool->guards, check);
     } else if (check && !waits) {
         check->epoch = stream->handed = stream->epoch;
-        gai_stream_ask(stream);
+        if (gai_guards_press(pool)) gai_stream_ask(stream);
         gai_stream_unsettle(pool, stream);
     }
     pool->stats.unchecked += result != CUDA_SUCCESS;
@@ -13082,7 +13115,7 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
 {
     gai_job job;
     galloc_request guarded;
-    int watched = pool->config.debug && gai_pool_samples(pool, request->bytes);
+    int watched = pool->config.debug && gai_pool_samples(pool, request);
     cudaError_t error = cudaSuccess;
     memset((char *)&job + offsetof(gai_job, got), 0, sizeof job - offsetof(gai_job, got));
     job.pool = pool;
@@ -13125,7 +13158,7 @@ static gai_block *gai_pool_take_rounded(galloc_pool *pool, const gai_site *site,
     gai_block *block = NULL;
     int changed;
     if (pool->broken || pool->special & ~(uint64_t)GAI_ROUTE_ROUNDED || stream->life != site->life ||
-        gai_pool_is_to_watch(pool))
+        (gai_pool_is_to_watch(pool) && gai_request_suits(pool, bytes, 0)))
         return NULL;
     if (pool->variant.take_near && wanted <= GAI_SLOT_MOST)
         return pool->variant.take_near(pool, site, wanted, bytes, tag);
@@ -13147,7 +13180,8 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
     gai_stream *stream = site->stream;
     size_t wanted = gai_up(bytes, GAI_UNIT);
     gai_lock_on(&pool->lock);
-    if (stream->life == site->life && !(pool->broken | pool->special) && !gai_pool_is_to_watch(pool)) {
+    if (stream->life == site->life && !(pool->broken | pool->special) &&
+        !(gai_pool_is_to_watch(pool) && gai_request_suits(pool, bytes, 0))) {
         int changed = (!empty || stream->retired) && gai_stream_see(pool, stream, site);
         block = gai_find_plain(pool, stream, wanted);
         if (block && pool->separate && gai_stream_leaves(pool, stream, block, block->addr, wanted)) block = NULL;

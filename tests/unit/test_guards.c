@@ -1455,25 +1455,86 @@ TEST(rounded_blocks_are_sampled_too)
     }
 }
 
-/* Where few blocks are guarded, those of more than 1 MiB are not: their pages would have to move. The guard is that of
-   a smaller one soon. Where each block is guarded, large ones are, too. */
-TEST(few_guards_are_those_of_small_blocks)
+/* Where few blocks are guarded, their guards are the bytes that rounding leaves, so that no size changes. If all sizes
+   are round, a request of up to 1 MiB gets a guard of its own once 16 samples have gone by; a larger one never. */
+TEST(few_guards_change_no_size)
 {
-    enum { PAIRS = 20000 };
-    static const char *const settings[] = {"debug:guards,debug_sample:100", "debug:guards,debug_sample:1"};
-    for (int each = 0; each < 2; each++) {
-        begin();
+    enum { SAMPLE = 100, PAIRS = 40 * SAMPLE };
+    static const struct {
+        const char *debug;
+        size_t bytes, most, least, guards;
+    } cases[] = {{"guards", KIB(64) - 16, KIB(64), 38, 40},   {"guards", MIB(3) - 100, MIB(3), 38, 40},
+                 {"guards", KIB(64), KIB(64) + 512, 1, 3},    {"guards", KIB(64) - 15, KIB(64) + 512, 1, 3},
+                 {"guards", MIB(3), MIB(3), 0, 0},            {"guards+poison", MIB(3) - 100, MIB(3), 0, 0},
+                 {"guards+poison", KIB(64) - 16, KIB(64), 38, 40}};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        begin_backed(SIM_PACE_PROMPT);
         cudaStream_t s = stream_new();
         galloc_config config = galloc_config_default();
-        OK(galloc_config_parse(&config, settings[each], NULL, 0));
+        char text[64];
+        snprintf(text, sizeof text, "debug:%s,debug_sample:%d", cases[k].debug, SAMPLE);
+        OK(galloc_config_parse(&config, text, NULL, 0));
         galloc_pool *pool = pool_new(&config);
-        for (int i = 0; i < (each ? 20 : 1000); i++) OK(galloc_free(get(pool, MIB(1) + 1, s), s));
-        EXPECT_EQ(stats_of(pool).driver.memset, each ? 20 : 0);
-        galloc_stats before = stats_of(pool);
-        for (int i = 0; i < PAIRS && !each; i++) OK(galloc_free(get(pool, i % 7 ? MIB(2) : MIB(1), s), s));
-        look_now(pool);
-        uint64_t checks = stats_of(pool).checks - before.checks;
-        if (!each) EXPECT(checks >= PAIRS / 100 / 8 && checks <= PAIRS / 100);
+        for (int i = 0; i < PAIRS; i++) {
+            void *p = get(pool, cases[k].bytes, s);
+            write_at(p, (ptrdiff_t)cases[k].bytes, 0, 1, s);
+            OK(galloc_free(p, s));
+        }
+        OK(galloc_pool_trim(pool, 0, NULL)); /* it waits for the device; no event tells of few checks */
+        EXPECT(stats_of(pool).checks >= cases[k].least && stats_of(pool).checks <= cases[k].guards);
+        EXPECT_EQ(stats_of(pool).damages, stats_of(pool).checks);
+        EXPECT_EQ(stats_of(pool).allocated.peak, cases[k].most);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
+/* A request that is not fit for a guard leaves it to the next that is. */
+TEST(requests_that_get_no_guard_leave_it_to_others)
+{
+    enum { SAMPLE = 100, PAIRS = 40 * SAMPLE / 2 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "debug:guards,debug_sample:100", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < PAIRS; i++) {
+        galloc_request request = {.bytes = KIB(64), .max_bytes = MIB(4), .stream = s, .pool = pool};
+        void *p = NULL;
+        OK(galloc_alloc(&p, &request)); /* such a call takes no short path, so it asks whether a guard is due */
+        OK(galloc_free(p, s));
+        OK(galloc_free(get(pool, 1000, s), s));
+    }
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT(stats_of(pool).checks >= 38 && stats_of(pool).checks <= 40);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* Where few blocks are guarded, up to 16 checks wait for events that the pool records anyway: another event, and a
+   query, would change which memory is found complete. One more, and the next check asks its stream for an event. Where
+   each block is guarded, each check asks. */
+TEST(few_checks_record_no_events)
+{
+    for (int each = 0; each < 2; each++) {
+        begin_backed(SIM_PACE_PROMPT);
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, each ? "debug:guards" : "debug:guards,debug_sample:64", NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        for (int i = 0; i < 16 * 64; i++) {
+            void *p = get(pool, 1000, s);
+            write_at(p, 1000, 0, 1, s);
+            OK(galloc_free(p, s));
+        }
+        EXPECT_EQ(stats_of(pool).driver.event_record != 0, each);
+        EXPECT_EQ(stats_of(pool).damages != 0, each);
+        for (int i = 0; i < 4 * 64; i++) OK(galloc_free(get(pool, 1000, s), s));
+        EXPECT(stats_of(pool).driver.event_record != 0);
+        for (int i = 0; i < 64; i++) OK(galloc_free(get(pool, i % 2 ? KIB(4) - 20 : KIB(8) - 20, s), s));
+        EXPECT(stats_of(pool).damages >= 15);
         pool_end(pool);
         stream_end(s);
         finish();
@@ -2146,7 +2207,7 @@ TEST(a_default_stream_has_no_work_of_debug_left)
             galloc_pool *pool = pool_new(&config);
             long waits = 0;
             for (int n = 0; n < 200; n++) {
-                size_t bytes = n % 2 ? KIB(512) : KIB(513); /* a guard's place belongs to the next block */
+                size_t bytes = (n % 2 ? KIB(512) : KIB(513)) - 100; /* a guard's place belongs to the next block */
                 long before = sim_blocking_calls();
                 void *p = get(pool, bytes, zero);
                 waits += sim_blocking_calls() - before;
@@ -2209,12 +2270,12 @@ TEST(each_default_stream_waits_for_the_work_of_debug_on_it)
         OK(galloc_config_parse(&config, "debug:guards+poison,debug_sample:64,lane_bytes:0", NULL, 0));
         galloc_pool *pool = pool_new(&config);
         void *p[2], *q;
-        p[0] = get(pool, KIB(4), second); /* watched, as every 64th of them is */
+        p[0] = get(pool, KIB(4) - 100, second); /* watched, as every 64th of them is */
         for (int n = 0; n < 63; n++) {
             q = get(pool, KIB(64), first);
             OK(galloc_free(q, first));
         }
-        p[1] = get(pool, KIB(8), first); /* watched */
+        p[1] = get(pool, KIB(8) - 100, first); /* watched */
         OK(cudaDeviceSynchronize());
         OK(galloc_free(p[1], first));
         OK(galloc_free(p[0], second));
