@@ -1004,8 +1004,9 @@ GALLOC_API cudaError_t galloc_pool_set_limit(galloc_pool *pool, size_t bytes);
                 whole, as it was mapped. Memory lost by cudaDeviceReset is not reported
    Within on_map and on_unmap galloc serves requests from the memory of the pool, without mapping or unmapping anything.
    With on_map set, this function calls it for all present mappings before it returns; the pool returns no memory
-   meanwhile. It waits while on_map or on_unmap of the pool runs in other threads: hold no lock that they take. The wait
-   is long where threads map all the time.
+   meanwhile. It waits for the pool's old callbacks in other threads. Once it has returned, none of them runs or begins,
+   so `user` may go. Hold no lock that they take, and let none of them wait for this thread. The wait is long where
+   threads map all the time, or where on_oom takes long.
      callbacks  copied; NULL: none from now on
      Returns    also cudaErrorNotPermitted within on_map or on_unmap, while one of the pool runs; cudaErrorNotSupported
                 for on_map or on_unmap with another backend than native; cudaErrorMemoryAllocation (host) */
@@ -2606,6 +2607,7 @@ typedef struct gai_stream gai_stream;
 typedef struct gai_set gai_set;
 typedef struct gai_block_pool gai_block_pool;
 typedef struct gai_segment gai_segment;
+typedef struct gai_asking gai_asking;
 
 /* begin < end, both within the block;  the mark is complete == (epoch <= stream->done)
    No two marks of a block name the same stream state and a common byte: the later one stands for both. */
@@ -3295,12 +3297,14 @@ struct galloc_pool {
     /* Guarded by `paging` and `lock`: either suffices to read them. */
     unsigned long long context_id; /* of `context`; another one after a reset */
     galloc_callbacks callbacks;
+    uint64_t settings;   /* how often these were set */
     int separate;        /* streams reuse their own memory before common memory: gai_pool_note_separate */
 
     /* `lock` guards all groups from here to `users`. Its state, which decides the way that requests take: */
     uint64_t watch_at;   /* debug: once stats.mallocs is so large, the next allocation gets a guard; else not reached */
     uint64_t special;    /* GAI_ROUTE_...: reasons why requests do not take the short path of a miss */
     uint64_t broken;     /* a sticky error: the pool refuses from then on; also read without a lock */
+    gai_asking *asking;  /* calls of on_oom and on_reject that are under way */
     int driver_gone;
     int due;             /* a stream state is due */
     int lost;            /* segments that are lost */
@@ -12922,27 +12926,47 @@ static void gai_job_tidy(const gai_job *job)
     if (!gai_pool_enter_locked(job->pool, &scope)) gai_pool_leave(job->pool, &scope, 1);
 }
 
-static galloc_callbacks gai_pool_callbacks(galloc_pool *pool)
+/* A call of on_oom or on_reject, on the stack of its thread. The pool lists them for gai_pool_await_asked. */
+struct gai_asking {
+    gai_asking *next;
+    uint64_t settings; /* of the pool when the call began: the number of its functions */
+    galloc_callbacks call;
+    gai_callback_frame saved;
+};
+
+/* Copies the functions to call, and lists the call. [no lock] */
+static void gai_asking_begin(galloc_pool *pool, gai_asking *asking)
 {
-    galloc_callbacks callbacks;
     gai_lock_on(&pool->lock);
-    callbacks = pool->callbacks;
+    asking->call = pool->callbacks;
+    asking->settings = pool->settings;
+    asking->next = pool->asking;
+    pool->asking = asking;
     gai_lock_off(&pool->lock);
-    return callbacks;
+    gai_callback_begin(&gai_thread.in_shortage, &asking->saved);
+}
+
+static void gai_asking_end(galloc_pool *pool, const gai_asking *asking)
+{
+    gai_asking **at;
+    gai_callback_end(&gai_thread.in_shortage, &asking->saved);
+    gai_lock_on(&pool->lock);
+    for (at = &pool->asking; *at != asking;) at = &(*at)->next;
+    *at = asking->next;
+    gai_lock_off(&pool->lock);
 }
 
 /* After a failed ladder: calls on_oom. Returns 1 if the ladder is to be climbed again. [no lock] */
 static int gai_job_asks(gai_job *job, galloc_report *report)
 {
-    galloc_callbacks call = gai_pool_callbacks(job->pool);
-    gai_callback_frame saved;
+    gai_asking asking;
     int again;
     gai_report_add_pools(report);
-    if (!call.on_oom || job->rejected || gai_thread.in_shortage || gai_thread.in_mapping) return 0;
+    if (job->rejected || gai_thread.in_shortage || gai_thread.in_mapping) return 0;
     if (report->rounds >= job->pool->config.max_retries) return 0;
-    gai_callback_begin(&gai_thread.in_shortage, &saved);
-    again = call.on_oom(report, call.user);
-    gai_callback_end(&gai_thread.in_shortage, &saved);
+    gai_asking_begin(job->pool, &asking);
+    again = asking.call.on_oom && asking.call.on_oom(report, asking.call.user);
+    gai_asking_end(job->pool, &asking);
     if (!again) return 0;
     report->rounds++;
     job->refusal = CUDA_SUCCESS;
@@ -12952,12 +12976,11 @@ static int gai_job_asks(gai_job *job, galloc_report *report)
 /* Ends a job that has no memory: calls on_reject and stores the report. */
 static void gai_job_refuse(gai_job *job, const galloc_report *report)
 {
-    galloc_callbacks call = gai_pool_callbacks(job->pool);
-    gai_callback_frame saved;
-    if (job->rejected && call.on_reject && !gai_thread.in_shortage) {
-        gai_callback_begin(&gai_thread.in_shortage, &saved);
-        call.on_reject(report, call.user);
-        gai_callback_end(&gai_thread.in_shortage, &saved);
+    gai_asking asking;
+    if (job->rejected && !gai_thread.in_shortage) {
+        gai_asking_begin(job->pool, &asking);
+        if (asking.call.on_reject) asking.call.on_reject(report, asking.call.user);
+        gai_asking_end(job->pool, &asking);
     }
     gai_pool_count(job->pool, GAI_COUNT_NO_MEMORY);
     gai_history_shortage(job->pool, report);
@@ -18289,6 +18312,13 @@ static size_t gai_pool_ranges(const galloc_pool *pool, gai_range *array)
     return n;
 }
 
+/* [paging, lock] */
+static void gai_pool_replace_callbacks(galloc_pool *pool, const galloc_callbacks *call)
+{
+    pool->callbacks = *call;
+    pool->settings++;
+}
+
 /* Calls on_map for all mapped ranges with `paging` released; `walking` prevents unmapping meanwhile. Returns 0 if host
    memory is missing. */
 static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call)
@@ -18303,7 +18333,7 @@ static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call)
     if (!ranges) return 0;
     gai_lock_on(&pool->lock);
     n = gai_pool_ranges(pool, ranges);
-    pool->callbacks = *call;
+    gai_pool_replace_callbacks(pool, call);
     gai_lock_off(&pool->lock);
     pool->walking = 1;
     pool->telling++;
@@ -18343,9 +18373,28 @@ static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call
         return gai_pool_walk(pool, call) ? cudaSuccess
                                          : gai_fail(cudaErrorMemoryAllocation, "no host memory for a list of ranges");
     gai_lock_on(&pool->lock);
-    pool->callbacks = *call;
+    gai_pool_replace_callbacks(pool, call);
     gai_lock_off(&pool->lock);
     return cudaSuccess;
+}
+
+/* Returns whether an on_oom or on_reject of earlier settings is under way. [no lock] */
+static int gai_pool_still_asks(galloc_pool *pool)
+{
+    const gai_asking *asking;
+    gai_lock_on(&pool->lock);
+    for (asking = pool->asking; asking && asking->settings == pool->settings;) asking = asking->next;
+    gai_lock_off(&pool->lock);
+    return asking != NULL;
+}
+
+/* Waits for the on_oom and on_reject that have been replaced, in other threads. A thread inside a callback waits for
+   none: another thread's callback could wait for it in turn. [no lock] */
+static void gai_pool_await_asked(galloc_pool *pool)
+{
+    unsigned round = 0;
+    if (gai_thread.in_shortage || gai_thread.in_mapping) return;
+    while (gai_pool_still_asks(pool)) gai_latch_rest(round++);
 }
 
 /* ==== POOL END ==================================================================================================== */
@@ -18553,13 +18602,22 @@ static cudaError_t gai_pool_is_captured(galloc_pool *pool)
 
 #define GAI_PARTINGS 8 /* attempts to release all memory of a pool that ends, while on_unmap may free blocks */
 
+static int gai_pool_unmaps_told(galloc_pool *pool)
+{
+    int told;
+    gai_lock_on(&pool->lock);
+    told = pool->callbacks.on_unmap != NULL;
+    gai_lock_off(&pool->lock);
+    return told;
+}
+
 /* Releases the memory of a pool that is about to end, while on_unmap can still be called because no lock is held. */
 static void gai_pool_part(galloc_pool *pool)
 {
     gai_scope scope;
     size_t gone = 1;
     int ends, tries;
-    if (!gai_pool_callbacks(pool).on_unmap || gai_pool_is_orphaned(pool) || gai_pool_enter(pool, &scope)) return;
+    if (!gai_pool_unmaps_told(pool) || gai_pool_is_orphaned(pool) || gai_pool_enter(pool, &scope)) return;
     ends = pool->is_default || (!gai_pool_is_used(pool) && !gai_pool_is_captured(pool));
     /* A block that on_unmap frees may enter the quarantine and keep its page, until the next attempt. */
     for (tries = 0; ends && tries < GAI_PARTINGS && gone; tries++) {
@@ -20984,6 +21042,7 @@ GALLOC_API cudaError_t galloc_pool_set_callbacks(galloc_pool *pool, const galloc
     if (!error) {
         error = gai_pool_call(pool, &call);
         gai_pool_leave(pool, &scope, 0);
+        if (!error) gai_pool_await_asked(pool);
     }
     gai_pool_unpin(pool);
     return gai_end(__func__, error);

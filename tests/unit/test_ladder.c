@@ -1169,6 +1169,133 @@ TEST(callbacks_are_set_after_those_under_way)
     finish();
 }
 
+static void stay_rejected_until_let(const galloc_report *report, void *user)
+{
+    (void)report;
+    stay_until_let(NULL, NULL, 0, user);
+}
+
+static int stay_asked_until_let(const galloc_report *report, void *user)
+{
+    stay_rejected_until_let(report, user);
+    return 1;
+}
+
+static void *ask_for_more(void *pool)
+{
+    expect_refused((galloc_pool *)pool, MIB(6), NULL);
+    return NULL;
+}
+
+static void *ask_for_too_much(void *pool)
+{
+    expect_refused((galloc_pool *)pool, MIB(16), NULL);
+    return NULL;
+}
+
+/* So it is with those that are asked when memory runs out, whoever else is asked by then. */
+TEST(callbacks_are_set_after_those_that_are_asked)
+{
+    for (int rejects = 0; rejects < 2; rejects++) {
+        galloc_callbacks calls = {stay_asked_until_let, stay_rejected_until_let, NULL, NULL, NULL};
+        pthread_t asking, setting;
+        begin();
+        galloc_pool *pool = pool_limited(MIB(8));
+        void *p = get(pool, MIB(4), NULL);
+        being_told = may_return = has_returned = 0;
+        OK(galloc_pool_set_callbacks(pool, &calls));
+        EXPECT_EQ(pthread_create(&asking, NULL, rejects ? ask_for_too_much : ask_for_more, pool), 0);
+        while (!__atomic_load_n(&being_told, __ATOMIC_SEQ_CST)) usleep(100);
+        EXPECT_EQ(pthread_create(&setting, NULL, set_no_callbacks, pool), 0);
+        usleep(10000);
+        OK(galloc_pool_trim(pool, 0, NULL)); /* the pool goes on meanwhile */
+        __atomic_store_n(&may_return, 1, __ATOMIC_SEQ_CST);
+        EXPECT_EQ(pthread_join(asking, NULL), 0);
+        EXPECT_EQ(pthread_join(setting, NULL), 0);
+        OK(galloc_free(p, NULL));
+        pool_end(pool);
+        finish();
+    }
+}
+
+static int stay_and_set(const galloc_report *report, void *user)
+{
+    (void)report;
+    __atomic_add_fetch(&being_told, 1, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&being_told, __ATOMIC_SEQ_CST) < 2) usleep(100);
+    OK(galloc_pool_set_callbacks((galloc_pool *)user, NULL));
+    return 0;
+}
+
+/* Two calls on_oom that set callbacks wait neither for themselves nor for each other. */
+TEST(callbacks_that_set_callbacks_do_not_wait)
+{
+    galloc_pool *pool[2];
+    void *p[2];
+    pthread_t asking[2];
+    begin();
+    being_told = 0;
+    for (int i = 0; i < 2; i++) p[i] = get(pool[i] = pool_limited(MIB(8)), MIB(4), NULL);
+    for (int i = 0; i < 2; i++) {
+        galloc_callbacks calls = {stay_and_set, NULL, NULL, NULL, pool[!i]};
+        OK(galloc_pool_set_callbacks(pool[i], &calls));
+        EXPECT_EQ(pthread_create(&asking[i], NULL, ask_for_more, pool[i]), 0);
+    }
+    for (int i = 0; i < 2; i++) EXPECT_EQ(pthread_join(asking[i], NULL), 0);
+    for (int i = 0; i < 2; i++) {
+        OK(galloc_free(p[i], NULL));
+        pool_end(pool[i]);
+    }
+    finish();
+}
+
+static int has_set;
+
+static int let_go_and_await_the_setter(const galloc_report *report, void *user)
+{
+    (void)report;
+    (void)user;
+    __atomic_store_n(&may_return, 1, __ATOMIC_SEQ_CST);
+    while (!__atomic_load_n(&has_set, __ATOMIC_SEQ_CST)) usleep(100);
+    return 0;
+}
+
+static void *set_other_callbacks(void *pool)
+{
+    galloc_callbacks calls = {let_go_and_await_the_setter, NULL, NULL, NULL, NULL};
+    OK(galloc_pool_set_callbacks((galloc_pool *)pool, &calls));
+    EXPECT(__atomic_load_n(&has_returned, __ATOMIC_SEQ_CST));
+    __atomic_store_n(&has_set, 1, __ATOMIC_SEQ_CST);
+    return NULL;
+}
+
+static int stay_if_first(const galloc_report *report, void *user)
+{
+    if (!__atomic_load_n(&being_told, __ATOMIC_SEQ_CST)) (void)stay_asked_until_let(report, user);
+    return 0;
+}
+
+/* Nor does a call that sets callbacks wait for the ones that it has set. */
+TEST(callbacks_are_set_beside_the_new_ones)
+{
+    galloc_callbacks calls = {stay_if_first, NULL, NULL, NULL, NULL};
+    pthread_t asking, setting;
+    begin();
+    galloc_pool *pool = pool_limited(MIB(8));
+    void *p = get(pool, MIB(4), NULL);
+    being_told = may_return = has_returned = has_set = 0;
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    EXPECT_EQ(pthread_create(&asking, NULL, ask_for_more, pool), 0);
+    while (!__atomic_load_n(&being_told, __ATOMIC_SEQ_CST)) usleep(100);
+    EXPECT_EQ(pthread_create(&setting, NULL, set_other_callbacks, pool), 0);
+    while (!__atomic_load_n(&has_set, __ATOMIC_SEQ_CST)) ask_for_more(pool);
+    EXPECT_EQ(pthread_join(asking, NULL), 0);
+    EXPECT_EQ(pthread_join(setting, NULL), 0);
+    OK(galloc_free(p, NULL));
+    pool_end(pool);
+    finish();
+}
+
 /* What the driver refuses in the middle is never told of, or told of to the end. */
 TEST(mappings_that_fail_are_not_told_of)
 {
