@@ -1960,10 +1960,12 @@ static GAI_THREAD_LOCAL struct {
    Fork handlers of the program may call what needs no driver, in the child even before galloc's own handler has run
    there. Stream caches ask nothing about forks: other calls are refused only after that handler. */
 #if !defined(_WIN32)
+/* Who sees that `forks` has grown also sees `process`: gai_fork_look in another thread. */
 static void gai_before_fork(void)
 {
+    uint64_t forks = gai_load(&gai_process.forks);
     gai_store(&gai_process.process, gai_process_id());
-    gai_count(&gai_process.forks, 1);
+    while (!gai_swap(&gai_process.forks, forks, forks + 1)) forks = gai_load(&gai_process.forks);
 }
 static void gai_after_fork(void) { gai_count(&gai_process.forks, (uint64_t)-1); }
 static void gai_on_fork(void)
