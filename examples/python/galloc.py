@@ -45,6 +45,7 @@ def _load():
         "galloc_python_pool": [out, ctypes.c_char_p, number],
         "galloc_python_malloc": [pointer, out, size, size, number],
         "galloc_python_free": [pointer, size, number, number],
+        "galloc_python_drop": [pointer, size, number],
         "galloc_python_record_stream": [pointer, size, number],
         "galloc_python_memory": [pointer, ctypes.POINTER(size)],
         "galloc_pool_trim": [pointer, size, ctypes.POINTER(size)],
@@ -53,15 +54,21 @@ def _load():
         "galloc_snapshot": [pointer, number, _WRITE, pointer],
     }.items():
         getattr(library, name).argtypes = arguments
-    library.galloc_python_message.restype = ctypes.c_char_p
+    library.galloc_python_message.restype = library.galloc_last_message.restype = ctypes.c_char_p
     _library = library
     return library
 
 
-def _check(error):
+def _check(name, error):
+    """The result of a function of the library, whose kind has the message."""
     if error:
-        text = _load().galloc_python_message().decode(errors="replace")
-        raise (MemoryError if error == _OUT_OF_MEMORY else RuntimeError)(text)
+        library = _load()
+        message = library.galloc_python_message if name.startswith("galloc_python_") else library.galloc_last_message
+        raise (MemoryError if error == _OUT_OF_MEMORY else RuntimeError)(message().decode(errors="replace"))
+
+
+def _call(name, *arguments):
+    _check(name, getattr(_load(), name)(*arguments))
 
 
 def _size(nbytes):
@@ -105,7 +112,7 @@ def _free(ptr, stream, device=-1, wait=False):
     ptr = 0 if ptr is None else operator.index(ptr)
     if not 0 <= ptr <= _MOST:
         raise ValueError(f"galloc: {ptr:#x} is no address")
-    _check(_load().galloc_python_free(ptr, handle(stream), device, wait))
+    _call("galloc_python_free", ptr, handle(stream), device, wait)
 
 
 def _refuse_copy(self, protocol=None):
@@ -121,7 +128,7 @@ class Pool:
         if conf is not None and "\0" in conf:
             raise ValueError("galloc: the settings contain a NUL character")
         self._pool = ctypes.c_void_p()
-        _check(_load().galloc_python_pool(ctypes.byref(self._pool), None if conf is None else conf.encode(), device))
+        _call("galloc_python_pool", ctypes.byref(self._pool), None if conf is None else conf.encode(), device)
 
     __reduce_ex__ = _refuse_copy
 
@@ -137,7 +144,7 @@ class Pool:
         error = _load().galloc_python_malloc(*arguments)
         if error == _OUT_OF_MEMORY and gc.collect():  # cycles may hold blocks
             error = _load().galloc_python_malloc(*arguments)
-        _check(error)
+        _check("galloc_python_malloc", error)
         return ptr.value or 0
 
     def free(self, ptr, stream=None, wait=False):
@@ -152,13 +159,13 @@ class Pool:
     def memory(self):
         """{"live": ..., "live_peak": ..., "held": ..., "held_peak": ...}, in bytes."""
         numbers = (ctypes.c_size_t * 4)()
-        _check(_load().galloc_python_memory(self._open(), numbers))
+        _call("galloc_python_memory", self._open(), numbers)
         return dict(zip(("live", "live_peak", "held", "held_peak"), numbers))
 
     def trim(self, keep=0):
         """Returns free memory to the device until the pool holds `keep` bytes. Waits. The bytes returned."""
         released = ctypes.c_size_t()
-        _check(_load().galloc_pool_trim(self._open(), _size(keep), ctypes.byref(released)))
+        _call("galloc_pool_trim", self._open(), _size(keep), ctypes.byref(released))
         return released.value
 
     def snapshot(self):
@@ -172,7 +179,7 @@ class Pool:
             error = _load().galloc_python_pool_destroy(pool)
             if error:
                 self._pool = pool
-            _check(error)
+            _check("galloc_python_pool_destroy", error)
 
 
 # A reference cycle (that of an exception's traceback, say) may hold a stream's object and blocks on it. The garbage
@@ -199,11 +206,11 @@ def _blocks_on(stream):
         return found[1]
     number, blocks = handle(stream), {}
 
-    def gone(reference, streams=_streams, free=_load().galloc_python_free):
+    def gone(reference, streams=_streams, drop=_load().galloc_python_drop):
         del streams[key]
         while blocks:
             ptr, device = blocks.popitem()
-            free(ptr, number, device, 0) and free(ptr, number, device, 0)  # a free that failed may be tried again
+            drop(ptr, number, device)
 
     try:
         reference = weakref.ref(stream, gone)
@@ -216,7 +223,7 @@ class Block:
     """Memory that is freed with the object, on the stream that it was allocated for. The object keeps the stream. If
     the garbage collector finds both in a cycle, the memory is freed first: finalisers in the cycle must not use it."""
 
-    __slots__ = ("size", "pool", "_ptr", "_stream", "_blocks", "_free", "__weakref__")
+    __slots__ = ("size", "pool", "_ptr", "_stream", "_blocks", "_drop", "__weakref__")
 
     __reduce_ex__ = _refuse_copy
 
@@ -225,7 +232,7 @@ class Block:
         self.pool = pool or default_pool(device)
         self.size = nbytes
         self._stream = stream
-        self._free = _load().galloc_python_free  # globals may be gone when the interpreter ends
+        self._drop = _load().galloc_python_drop  # globals may be gone when the interpreter ends
         self._blocks = _blocks_on(stream)
         ptr = self.pool.malloc(nbytes, stream)
         if ptr:
@@ -263,13 +270,12 @@ class Block:
 
     def record_stream(self, stream):
         """Another stream uses the memory too: after the free it is reused only when both are done with it."""
-        _check(_load().galloc_python_record_stream(self._ptr, handle(stream), self.pool.device))
+        _call("galloc_python_record_stream", self._ptr, handle(stream), self.pool.device)
 
     def __del__(self):
         ptr = self._take()
         if ptr:
-            number, device = handle(self._stream), self.pool.device
-            self._free(ptr, number, device, 0) and self._free(ptr, number, device, 0)  # galloc logs an error
+            self._drop(ptr, handle(self._stream), self.pool.device)
 
 
 _default_pools = {}
@@ -295,7 +301,7 @@ def free(ptr, stream=None, device=None):
 
 def retire(stream):
     """Call it before a stream is destroyed: later calls of galloc then know that its work ends."""
-    _check(_load().galloc_stream_retire(handle(stream)))
+    _call("galloc_stream_retire", handle(stream))
 
 
 def snapshot(pool=None):
@@ -306,5 +312,5 @@ def snapshot(pool=None):
         parts.append(ctypes.string_at(data, size))
         return 0
 
-    _check(_load().galloc_snapshot(None if pool is None else pool._open(), 0, _WRITE(write), None))
+    _call("galloc_snapshot", None if pool is None else pool._open(), 0, _WRITE(write), None)
     return json.loads(b"".join(parts))

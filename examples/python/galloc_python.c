@@ -3,7 +3,7 @@
    Besides galloc's own functions the library has these few. They take plain numbers, so that galloc.py needs to know no
    struct of galloc.h. galloc takes the current device for streams 0, 1 and 2, but Python may free a block while another
    device is current. So these functions name the device whose default streams are meant. All return a cudaError_t;
-   galloc_python_message() has the text. */
+   galloc_python_message() has the text until the thread's next one. */
 
 #define GALLOC_IMPLEMENTATION
 #include "galloc.h"
@@ -18,7 +18,9 @@ static cudaError_t quiet(cudaError_t before, cudaError_t error)
     return error;
 }
 
-static __thread char own[200]; /* about an error that galloc did not find; "": none since the last call */
+/* About the error of the thread's last galloc_python_... call, if galloc did not find it; else "". Each of these calls
+   begins without. */
+static __thread char own[200];
 
 static cudaError_t says(cudaError_t error, const char *what)
 {
@@ -26,17 +28,12 @@ static cudaError_t says(cudaError_t error, const char *what)
     return error;
 }
 
-/* The message of the last call that failed in this thread. Asked for once after each failure. */
-GALLOC_API const char *galloc_python_message(void)
-{
-    static __thread char text[sizeof own];
-    if (!own[0]) return galloc_last_message();
-    memcpy(text, own, sizeof own);
-    own[0] = 0;
-    return text;
-}
+/* The message of this thread's last galloc_python_... call, if that has failed. galloc's own functions have theirs in
+   galloc_last_message(). */
+GALLOC_API const char *galloc_python_message(void) { return own[0] ? own : galloc_last_message(); }
 
-/* Makes the device current; -1: the current one stays. *before: the device to go back to. */
+/* The first call of those that need a device. Makes it current; -1: the current one stays. *before: the device to go
+   back to. */
 static cudaError_t enter(int device, int *before)
 {
     cudaError_t last = cudaPeekAtLastError(), error = quiet(last, cudaGetDevice(before));
@@ -172,6 +169,7 @@ GALLOC_API cudaError_t galloc_python_pool(galloc_pool **pool, const char *conf, 
 {
     known_pool *known = (known_pool *)malloc(sizeof *known);
     cudaError_t error;
+    own[0] = 0;
     *pool = NULL;
     if (!known) return says(cudaErrorMemoryAllocation, "no host memory for a pool");
     error = make_pool(pool, conf, device);
@@ -187,7 +185,9 @@ GALLOC_API cudaError_t galloc_python_pool(galloc_pool **pool, const char *conf, 
 GALLOC_API cudaError_t galloc_python_pool_destroy(galloc_pool *pool)
 {
     known_pool **at = &known_pools, *known;
-    cudaError_t error = galloc_pool_destroy(pool);
+    cudaError_t error;
+    own[0] = 0;
+    error = galloc_pool_destroy(pool);
     if (error != cudaSuccess) return error;
     (void)pthread_mutex_lock(&lock);
     while ((known = *at) != NULL) {
@@ -276,6 +276,21 @@ GALLOC_API cudaError_t galloc_python_free(void *ptr, size_t stream, int device, 
     return error;
 }
 
+/* For finalisers, of which Python reports no error: a free that fails is tried again, and then the log has a line: here
+   about an error that galloc did not find. It may come between another call and the question for its message, so that
+   call keeps its words. */
+GALLOC_API cudaError_t galloc_python_drop(void *ptr, size_t stream, int device)
+{
+    char words[sizeof own];
+    cudaError_t error;
+    memcpy(words, own, sizeof own);
+    error = galloc_python_free(ptr, stream, device, 0);
+    if (error != cudaSuccess) error = galloc_python_free(ptr, stream, device, 0);
+    if (error != cudaSuccess && own[0]) (void)fprintf(stderr, "%s; the block at %p stays in use\n", own, ptr);
+    memcpy(own, words, sizeof own);
+    return error;
+}
+
 /* device: the block's. Its default streams are meant. */
 GALLOC_API cudaError_t galloc_python_record_stream(void *ptr, size_t stream, int device)
 {
@@ -290,7 +305,9 @@ GALLOC_API cudaError_t galloc_python_record_stream(void *ptr, size_t stream, int
 GALLOC_API cudaError_t galloc_python_memory(galloc_pool *pool, size_t numbers[4])
 {
     galloc_stats stats;
-    cudaError_t error = galloc_pool_stats(pool, &stats);
+    cudaError_t error;
+    own[0] = 0;
+    error = galloc_pool_stats(pool, &stats);
     memset(numbers, 0, 4 * sizeof *numbers);
     if (error != cudaSuccess) return error;
     numbers[0] = stats.live.current;

@@ -239,19 +239,25 @@ class Slots:
 
 @contextlib.contextmanager
 def frees():
-    """A list of the frees that galloc_python_free sees from blocks made here: (address, stream, result)."""
-    real, seen = sim.galloc_python_free, []
+    """A list of the frees that the library sees from blocks made here: (address, stream, result)."""
+    names, seen = ("galloc_python_free", "galloc_python_drop"), []
+    real = {name: getattr(sim, name) for name in names}
 
-    def free(ptr, stream, device, wait):
-        error = real(ptr, stream, device, wait)
-        seen.append((ptr, stream, error))
-        return error
+    def watch(name):
+        def free(ptr, stream, *others):
+            error = real[name](ptr, stream, *others)
+            seen.append((ptr, stream, error))
+            return error
 
-    sim.galloc_python_free = free
+        setattr(sim, name, free)
+
+    for name in names:
+        watch(name)
     try:
         yield seen
     finally:
-        sim.galloc_python_free = real
+        for name in names:
+            setattr(sim, name, real[name])
 
 
 @test
@@ -719,6 +725,93 @@ def every_failing_call_is_an_error_or_nothing():
     assert 40 < n < 2000 and errors > 20, (n, errors)
 
 
+LOST_BLOCKS = """
+sim.sim_fail.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
+class Stream:
+    ptr = 0
+def words(call, *arguments):
+    try:
+        call(*arguments)
+    except (RuntimeError, MemoryError) as error:
+        return str(error)
+stream = Stream()
+block, left = galloc.Block(1 << 20, None, 1), galloc.Block(1 << 20, stream, 1)
+at = block.ptr, left.ptr
+stream.left = left
+def lose(what, block_too):
+    # Finalisers run while the device cannot be made current.
+    global block, left, stream
+    sim.sim_fail(what, 1, 1, 999)
+    if block_too:
+        block = None
+    else:
+        left = stream = None
+        gc.collect()
+    sim.sim_fail_clear()
+"""
+
+
+@test
+def a_finaliser_that_frees_nothing_says_so():
+    for what in "cudaSetDevice", "cudaGetDevice":
+        for block_too in True, False:
+            words = in_a_process(LOST_BLOCKS + f"""
+gc.disable()
+lose({what.encode()!r}, {block_too})
+print(f"{{at[{int(not block_too)}]:#x}}", galloc.default_pool(1).memory()["live"] >> 20)
+sys.stdout.flush()
+os._exit(0)
+""").splitlines()
+            at, live = words[-1].split()
+            assert live == "2" and len(words) == 2, words
+            begin = "galloc_python: the device cannot be made current: "
+            assert words[0].startswith(begin) and words[0].endswith(f"; the block at {at} stays in use"), words
+
+
+@test
+def a_finaliser_takes_no_words_from_an_error():
+    words = in_a_process(LOST_BLOCKS + """
+gc.disable()
+sim.sim_fail(b"cudaSetDevice", 1, 1, 999)
+assert sim.galloc_python_free(at[0], 0, 1, 0) == 999
+sim.sim_fail_clear()
+block = None  # it is freed now
+print(sim.galloc_python_message().decode())
+assert galloc.default_pool(1).memory()["live"] == 1 << 20
+""")
+    assert words == "galloc_python: the device cannot be made current: unknown error\n", words
+
+
+@test
+def an_error_has_its_own_words():
+    words = in_a_process(LOST_BLOCKS + """
+pool, gone = galloc.Pool(), galloc.Pool()
+held = pool.block(1 << 20)
+handle = gone._pool.value
+gone.close()
+gone._pool = ctypes.c_void_p(handle)
+for n, (call, *arguments) in enumerate((
+        (galloc.Pool, "no such key"), (pool.close,), (gone.trim,), (gone.memory,), (gone.snapshot,), (gone.malloc, 8),
+        (galloc.free, 4096))):
+    lost = galloc.Block(1 << 20, None, 1)
+    sim.sim_fail(b"cudaSetDevice", 1, 1, 999)
+    own = words(lost.free)
+    del lost
+    sim.sim_fail_clear()
+    print(own)
+    print(words(call, *arguments))
+sys.stdout.flush()
+os._exit(0)
+""").splitlines()
+    said = [line for line in words if "stays in use" not in line]
+    assert len(said) == 14 and len(words) == 21, words
+    assert set(said[::2]) == {"galloc_python: the device cannot be made current: unknown error"}, said
+    expected = "no such key", "galloc_pool_destroy", "galloc_pool_trim", "galloc_pool_stats", "galloc_snapshot", \
+        "galloc_alloc", "galloc_free"
+    for text, line in zip(expected, said[1::2]):
+        assert text in line and "made current" not in line, (text, line)
+
+
 # ---- the packages ----------------------------------------------------------------------------------------------------
 
 @test
@@ -744,8 +837,8 @@ def cupy_arrays_belong_to_the_current_stream():
     allocate = allocators[0]
     a = allocate(2 * MIB)
     first = a.ptr
-    calls, free = [], a.owner._free
-    a.owner._free = lambda *arguments: calls.append(arguments[1]) or free(*arguments)
+    calls, drop = [], a.owner._drop
+    a.owner._drop = lambda *arguments: calls.append(arguments[1]) or drop(*arguments)
     current[0] = streams[1]
     del a  # goes back on its own stream, not on the current one
     assert calls == [streams[0].ptr]
