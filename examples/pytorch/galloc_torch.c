@@ -135,8 +135,6 @@ static cudaError_t quiet(cudaError_t before, cudaError_t error)
     return error;
 }
 
-static __thread const char *own_words; /* about an error that galloc did not find; NULL: there is none */
-
 static cudaError_t enter(int device, int *before);
 static void leave(int before);
 
@@ -168,14 +166,12 @@ static void append_out_of_memory(char *text, size_t size, size_t bytes, int devi
     leave(before);
 }
 
-/* An allocation has failed: throws. */
-static void throw_failure(cudaError_t err, size_t bytes, int device)
+/* A hook has failed: throws. words: about an error that galloc did not find; NULL: galloc's last message has them. */
+static void throw_failure(cudaError_t err, const char *words, size_t bytes, int device)
 {
     char text[GALLOC_REPORT_TEXT + 1024] = "";
     galloc_report report;
-    /* For a device out of range galloc was not called: its last message is about something else. */
-    const char *message = device < 0 || device >= MAX_DEVICES ? "" : own_words ? own_words : galloc_last_message();
-    own_words = NULL;
+    const char *message = words ? words : galloc_last_message();
     if (err != cudaErrorMemoryAllocation) {
         append(text, sizeof text, "CUDA error: %s. %s", cudaGetErrorString(err), message);
         throw_error(text, 0);
@@ -299,14 +295,16 @@ static void share_with(int device, galloc_pool *pool)
     }
 }
 
-/* The pool of a device. NULL, with an error: GALLOC_CONF is wrong, or the device is. */
-static galloc_pool *pool_of(int device, cudaError_t *err)
+/* The pool of a device. NULL, with an error: GALLOC_CONF is wrong, or the device is. *words: for throw_failure. */
+static galloc_pool *pool_of(int device, cudaError_t *err, const char **words)
 {
     galloc_pool *pool = NULL;
     *err = cudaErrorInvalidDevice;
+    *words = "";
     if (device < 0 || device >= MAX_DEVICES) return NULL;
     pool = __atomic_load_n(&pools[device], __ATOMIC_ACQUIRE);
     *err = cudaSuccess;
+    *words = NULL;
     if (pool) return pool;
     (void)pthread_mutex_lock(&lock);
     pool = pools[device];
@@ -319,6 +317,8 @@ static galloc_pool *pool_of(int device, cudaError_t *err)
     (void)pthread_mutex_unlock(&lock);
     return pool;
 }
+
+static const char not_current[] = "The device cannot be made current."; /* words about an error of enter */
 
 /* Makes a device current. *before: the device that was; -1: it is the same, or the call failed. */
 static cudaError_t enter(int device, int *before)
@@ -342,15 +342,13 @@ static void leave(int before)
 static int is_default(cudaStream_t stream) { return (uintptr_t)stream <= 2; }
 
 /* A default stream is that of the current device. So the device becomes current if the stream is one. When the process
-   ends and the runtime is gone, galloc knows what to do. */
+   ends and the runtime is gone, galloc knows what to do. Logs an error. */
 static cudaError_t enter_for(cudaStream_t stream, int device, int *before)
 {
     cudaError_t err;
     *before = -1;
-    own_words = NULL;
     err = is_default(stream) ? enter(device, before) : cudaSuccess;
     if (err == cudaSuccess || err == cudaErrorCudartUnloading) return cudaSuccess;
-    own_words = "The device cannot be made current.";
     (void)fprintf(stderr, "galloc_torch: device %d cannot be made current: %s\n", device, cudaGetErrorString(err));
     return err;
 }
@@ -487,15 +485,16 @@ static void keep_unfreed(unfreed *u)
 
 /* ---- hooks ------------------------------------------------------------------------------------------------------- */
 
-static cudaError_t allocate(void **p, size_t size, int device, cudaStream_t stream)
+/* *words: about an error, for throw_failure. */
+static cudaError_t allocate(void **p, size_t size, int device, cudaStream_t stream, const char **words)
 {
     cudaError_t err;
     int before;
-    galloc_pool *pool = pool_of(device, &err);
+    galloc_pool *pool = pool_of(device, &err, words);
     *p = NULL;
     if (!pool) return err;
     err = enter_for(stream, device, &before);
-    if (err != cudaSuccess) return err;
+    if (err != cudaSuccess) return *words = not_current, err;
     if (__atomic_load_n(&open_groups, __ATOMIC_RELAXED)) group_join(device, pool, stream);
     err = galloc_pool_malloc(pool, p, size, stream);
     leave(before);
@@ -512,34 +511,32 @@ static int release(void *ptr, int device, cudaStream_t stream)
     return err == cudaSuccess || err == cudaErrorInvalidDevicePointer; /* another try would find nothing either */
 }
 
-/* Frees what could not be freed before. Returns whether that freed anything. */
+/* Frees what could not be freed before. Returns whether it tried: then galloc's last message may be about that. */
 static int release_again(void)
 {
     unfreed *u, *list;
-    int freed = 0;
+    int tried;
     (void)pthread_mutex_lock(&lock);
     list = unfreed_blocks;
     unfreed_blocks = NULL;
     (void)pthread_mutex_unlock(&lock);
+    tried = list != NULL;
     while ((u = list) != NULL) {
         list = u->next;
-        if (release(u->ptr, u->device, u->stream)) {
-            freed = 1;
-            free(u);
-        } else {
-            keep_unfreed(u);
-        }
+        if (release(u->ptr, u->device, u->stream)) free(u);
+        else keep_unfreed(u);
     }
-    return freed;
+    return tried;
 }
 
 /* For change_current_allocator: throws when it fails. */
 HOOK void *galloc_hook_malloc(size_t size, int device, cudaStream_t stream)
 {
     void *p;
-    cudaError_t err = allocate(&p, size, device, stream);
-    if (err == cudaErrorMemoryAllocation && release_again()) err = allocate(&p, size, device, stream);
-    if (err != cudaSuccess) throw_failure(err, size, device);
+    const char *words;
+    cudaError_t err = allocate(&p, size, device, stream, &words);
+    if (err == cudaErrorMemoryAllocation && release_again()) err = allocate(&p, size, device, stream, &words);
+    if (err != cudaSuccess) throw_failure(err, words, size, device);
     return p;
 }
 
@@ -561,7 +558,8 @@ HOOK void galloc_hook_free(void *ptr, size_t size, int device, cudaStream_t stre
 HOOK void *galloc_hook_segment(size_t size, int device, cudaStream_t stream)
 {
     void *p;
-    (void)allocate(&p, size, device, stream);
+    const char *words;
+    (void)allocate(&p, size, device, stream, &words);
     return p;
 }
 
@@ -570,6 +568,7 @@ HOOK void *galloc_hook_segment(size_t size, int device, cudaStream_t stream)
 HOOK void galloc_hook_record_stream(void *ptr, cudaStream_t stream)
 {
     galloc_pointer info;
+    const char *words = NULL;
     int before = -1;
     cudaError_t err = cudaSuccess;
     if (!ptr) return;
@@ -578,8 +577,9 @@ HOOK void galloc_hook_record_stream(void *ptr, cudaStream_t stream)
         if (info.state == GALLOC_STATE_USED) err = enter_for(stream, info.device, &before);
     }
     if (err == cudaSuccess) err = galloc_record_stream(ptr, stream);
+    else words = not_current;
     leave(before);
-    if (err != cudaSuccess) throw_failure(err, 0, 0);
+    if (err != cudaSuccess) throw_failure(err, words, 0, 0);
 }
 
 HOOK void galloc_hook_init(int device_count) { (void)device_count; }
@@ -603,12 +603,15 @@ HOOK void galloc_hook_memory_fraction(double fraction, int device)
     galloc_config config = galloc_config_default();
     size_t left, total;
     cudaError_t err;
+    const char *words;
     int before;
-    galloc_pool *pool = pool_of(device, &err);
-    if (!pool) throw_failure(err, 0, device);
+    galloc_pool *pool = pool_of(device, &err, &words);
+    if (!pool) throw_failure(err, words, 0, device);
     err = enter(device, &before);
+    if (err != cudaSuccess) throw_failure(err, not_current, 0, device);
+    err = memory_info(&left, &total);
+    if (err != cudaSuccess) words = "The device does not say how much memory it has.";
     (void)pthread_mutex_lock(&lock);
-    if (err == cudaSuccess) err = memory_info(&left, &total);
     if (err == cudaSuccess && !settings[device].known) {
         err = galloc_pool_config(pool, &config);
         settings[device].known = err == cudaSuccess;
@@ -620,7 +623,7 @@ HOOK void galloc_hook_memory_fraction(double fraction, int device)
     }
     (void)pthread_mutex_unlock(&lock);
     leave(before);
-    if (err != cudaSuccess) throw_failure(err, 0, device);
+    if (err != cudaSuccess) throw_failure(err, words, 0, device);
 }
 
 /* Start and size of the block that contains an address. */

@@ -813,6 +813,51 @@ TEST(a_free_is_made_later_if_its_device_cannot_be_made_current)
     }
 }
 
+/* The text of the exception of a call; "": there is none. */
+template <class Call> static std::string thrown(Call call)
+{
+    try {
+        call();
+    } catch (const c10::Error &error) {
+        return error.what();
+    }
+    return "";
+}
+
+static bool has(const std::string &text, const char *part) { return text.find(part) != std::string::npos; }
+
+/* Not those of an earlier call, nor those of a free that is made again when memory runs out. */
+TEST(an_exception_has_the_words_of_its_own_error)
+{
+    const char *not_current = "The device cannot be made current.", *end = "CUDA error: unknown error. ";
+    begin(2, SIM_PACE_STILL, "memory_limit:64M,log:off");
+    void *p = torch_malloc(MiB(4), 1, nullptr), *q = torch_malloc(MiB(4), 0, nullptr);
+    sim_fail("cudaSetDevice", 1, 1, cudaErrorUnknown);
+    EXPECT(has(thrown([&] { torch_malloc(MiB(4), 1, nullptr); }), not_current));
+    EXPECT(has(thrown([&] { torch_record(p, nullptr); }), not_current));
+    EXPECT(has(thrown([&] { torch_fraction(0.5, 1); }), not_current));
+    torch_free(p, MiB(4), 1, nullptr);
+    std::string text = thrown([&] { torch_malloc(MiB(128), 0, nullptr); });
+    EXPECT(has(text, "CUDA out of memory") && has(text, "galloc_pool_malloc: ") && !has(text, not_current));
+    text = thrown([&] { torch_malloc(MiB(4), 5, nullptr); });
+    EXPECT(has(text, "galloc_pool_default: ") && !has(text, not_current));
+    text = thrown([&] { torch_malloc(MiB(4), 99, nullptr); });
+    EXPECT(text.size() > 2 && text.substr(text.size() - 2) == ". ");
+    sim_fail_clear();
+    sim_fail("cudaMemGetInfo", 1, 1, cudaErrorUnknown);
+    EXPECT(has(thrown([&] { torch_fraction(0.5, 0); }), (end + std::string("The device does not say")).c_str()));
+    sim_fail_clear();
+    cudaStream_t stream = stream_new();
+    sim_fail("cuStreamGetId", 1, 1, cudaErrorUnknown);
+    torch_free(q, MiB(4), 0, stream);
+    text = thrown([&] { torch_malloc(MiB(128), 0, nullptr); });
+    EXPECT(has(text, "galloc_pool_malloc: ") && !has(text, "galloc_free: "));
+    EXPECT(sim_failed() > 0);
+    sim_fail_clear();
+    torch_reset();
+    finish();
+}
+
 /* The runtime goes before the tensors when the process ends. */
 TEST(a_free_at_the_end_of_the_process_is_left_to_galloc)
 {
