@@ -1489,6 +1489,13 @@ static void gai_count_max(uint64_t *p, uint64_t n)
     while (most < n && !gai_count_is(p, most, n)) most = gai_counted(p);
 }
 
+/* Adds 1 to a counter. Who loads the new value sees what this thread has written before. */
+static void gai_raise(uint64_t *p)
+{
+    uint64_t n = gai_load(p);
+    while (!gai_swap(p, n, n + 1)) n = gai_load(p);
+}
+
 #ifndef GALLOC_CLOCK
 #define GALLOC_CLOCK() gai_clock()
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__)
@@ -1878,6 +1885,7 @@ static struct {
     uint64_t trace_due;  /* they are to be written: see gai_trace_want; atomic */
     void *depot;         /* gai_depot; NULL: no pool has kept stacks; written with the lock of the depot */
     uint64_t threads, lives, groups; /* numbers given to threads, lives given out, groups created so far; atomic */
+    uint64_t graph_ends; /* captures whose graphs are gone, so far; atomic */
 
     /* The budget lock guards: */
     gai_budget budgets[GAI_DEVICES];
@@ -1909,11 +1917,7 @@ static struct {
 } gai_process;
 
 /* Starts a new generation: all thread cache entries become invalid. */
-static void gai_generation_end(void)
-{
-    uint64_t now = gai_load(&gai_process.generation);
-    while (!gai_swap(&gai_process.generation, now, now + 1)) now = gai_load(&gai_process.generation);
-}
+static void gai_generation_end(void) { gai_raise(&gai_process.generation); }
 
 #define GAI_NOTE 2
 
@@ -1960,12 +1964,10 @@ static GAI_THREAD_LOCAL struct {
    Fork handlers of the program may call what needs no driver, in the child even before galloc's own handler has run
    there. Stream caches ask nothing about forks: other calls are refused only after that handler. */
 #if !defined(_WIN32)
-/* Who sees that `forks` has grown also sees `process`: gai_fork_look in another thread. */
 static void gai_before_fork(void)
 {
-    uint64_t forks = gai_load(&gai_process.forks);
     gai_store(&gai_process.process, gai_process_id());
-    while (!gai_swap(&gai_process.forks, forks, forks + 1)) forks = gai_load(&gai_process.forks);
+    gai_raise(&gai_process.forks); /* gai_fork_look of another thread sees `process`, too */
 }
 static void gai_after_fork(void) { gai_count(&gai_process.forks, (uint64_t)-1); }
 static void gai_on_fork(void)
@@ -3339,6 +3341,7 @@ struct galloc_pool {
     gai_stream *stream_index[GAI_STREAM_INDEX]; /* by key */
     gai_stream unknown_streams;     /* one state for all of them; in `streams` once it is needed */
     gai_capture *captures;
+    uint64_t graph_ends; /* gai_process.graph_ends when gai_pool_reap looked last; GAI_REAP: it has to look */
     galloc_graph *graphs;
 
     /* Plans, parking, collection, strategy:heuristic, and when events are recorded. */
@@ -6376,7 +6379,13 @@ static void gai_capture_drop(gai_capture *capture)
 
 /* CUDA calls this when the graph, its instances and their launches are gone. It may run in any thread, with locks of
    the driver or of the pool held, so it takes no lock and makes no CUDA call. */
-static void CUDAAPI gai_capture_ends(void *capture) { gai_capture_drop((gai_capture *)capture); }
+static void CUDAAPI gai_capture_ends(void *capture)
+{
+    gai_capture_drop((gai_capture *)capture);
+    gai_raise(&gai_process.graph_ends); /* gai_pool_reap then sees the drop */
+}
+
+#define GAI_REAP UINT64_MAX
 
 /* Can the graph of the capture no longer run? */
 static int gai_capture_has_ended(const gai_capture *capture)
@@ -6470,6 +6479,7 @@ static void gai_pool_note_capture(galloc_pool *pool, gai_site *site)
     capture->graph = graph;
     capture->next = pool->captures;
     pool->captures = capture;
+    if (gai_capture_has_ended(capture)) pool->graph_ends = GAI_REAP; /* it was not in the list when it ended */
     for (stream = pool->streams; stream; stream = stream->next)
         if (stream->skipped) gai_stream_ask(stream);
     gai_lock_off(&pool->lock);
@@ -6755,12 +6765,16 @@ static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
     }
 }
 
-/* Forgets captures whose graphs are gone, and re-files the memory that they owned. [lock] */
+/* Forgets captures whose graphs are gone, and re-files the memory that they owned. Takes no time if no graph of the
+   process has ended since the last time. [lock] */
 static void gai_pool_reap(galloc_pool *pool)
 {
     gai_capture *capture, *next;
     gai_set *set;
+    uint64_t ends = gai_load(&gai_process.graph_ends);
     int some = 0;
+    if (pool->graph_ends == ends) return;
+    pool->graph_ends = ends;
     for (capture = pool->captures; capture; capture = next) {
         next = capture->next;
         if (!gai_capture_has_ended(capture)) continue;
@@ -7323,6 +7337,7 @@ static void gai_stream_died(galloc_pool *pool, gai_stream *stream)
         stream->done = stream->epoch++;
         stream->unmarked = stream->skipped = 0;
         if (stream->capture) stream->capture->lost = 1;
+        pool->graph_ends = GAI_REAP;
     }
     stream->ended = 1;
     gai_lock_off(&pool->lock);

@@ -264,6 +264,70 @@ TEST(an_address_is_not_of_a_graph_that_is_gone)
     finish();
 }
 
+static size_t graphs_of(galloc_pool *pool)
+{
+    galloc_stats stats;
+    OK(galloc_pool_stats(pool, &stats));
+    return stats.graphs;
+}
+
+/* A reset ends graphs, and nobody tells galloc. */
+TEST(a_capture_is_not_counted_that_a_reset_has_ended)
+{
+    begin();
+    galloc_pool *pool = pool_limited(SIZE_MAX);
+    cudaStream_t stream = stream_new();
+    void *p;
+    cudaGraph_t graph = graph_with_memory(pool, stream, &p);
+    EXPECT_EQ(graphs_of(pool), 1);
+    OK(cudaDeviceReset());
+    (void)galloc_pool_trim(pool, 0, NULL);
+    EXPECT_EQ(graphs_of(pool), 0);
+    (void)cudaGraphDestroy(graph);
+    pool_end(pool);
+    finish();
+}
+
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream;
+    int retained, done;
+} noting;
+
+/* galloc knows a graph, and asks whether it is one of a group: the graph goes, and another call looks for such. */
+static void end_the_graph_that_is_noted(const char *function)
+{
+    cudaGraph_t graph = NULL;
+    noting.retained |= !strcmp(function, "cuGraphRetainUserObject");
+    if (!noting.retained || noting.done || strcmp(function, "cuStreamGetCaptureInfo")) return;
+    noting.done = 1;
+    OK(cudaStreamEndCapture(noting.stream, &graph));
+    OK(cudaGraphDestroy(graph));
+    EXPECT_EQ(graphs_of(noting.pool), 0);
+}
+
+TEST(a_graph_is_not_counted_that_is_gone_while_it_is_noted)
+{
+    begin();
+    galloc_pool *pool = pool_limited(SIZE_MAX);
+    cudaStream_t stream = stream_new(), other = stream_new();
+    galloc_graph *group = NULL;
+    void *p = NULL;
+    OK(galloc_graph_begin(&group, pool, other));
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    noting.pool = pool, noting.stream = stream, noting.retained = noting.done = 0;
+    sim_hook(end_the_graph_that_is_noted, NULL);
+    if (galloc_pool_malloc(pool, &p, MIB(4), stream) == cudaSuccess) OK(galloc_free(p, stream));
+    sim_hook(NULL, NULL);
+    EXPECT(noting.done);
+    EXPECT_EQ(graphs_of(pool), 0);
+    OK(galloc_graph_end(group));
+    stream_end(stream);
+    stream_end(other);
+    pool_end(pool);
+    finish();
+}
+
 /* All pools: the default ones are 0, those of the program are numbered. */
 TEST(all_pools_of_the_process)
 {
