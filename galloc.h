@@ -9567,7 +9567,7 @@ static void gai_pool_tend(galloc_pool *pool)
 #define GAI_GUARD_LAST 256
 #define GAI_CHECK_BYTES (GAI_GUARD_FIRST + GAI_GUARD_LAST)
 #define GAI_CHECKS 1024
-#define GAI_CHECKS_LEFT 16 /* so many wait for the program's own events if debug_sample >= GAI_SPARSE */
+#define GAI_CHECKS_LEFT 64 /* so many wait for the program's own events if debug_sample >= GAI_SPARSE */
 #define GAI_QUARANTINE_MOST (256 * GAI_MIB)
 #define GAI_GUARD_LEAST 16 /* bytes left by rounding that are used as a guard if debug_sample >= GAI_SPARSE */
 #define GAI_GUARD_PATIENCE 16 /* so many samples may pass until a request gets a guard of its own for want of them */
@@ -9865,8 +9865,9 @@ static void gai_check_compare(galloc_pool *pool, const gai_check *check)
 {
     const unsigned char *host = gai_check_host(&pool->guards, check);
     gai_damage damage = check->block;
-    size_t i;
-    for (i = 0; i < check->parts[0].bytes + check->parts[1].bytes; i++) {
+    size_t i, bytes = check->parts[0].bytes + check->parts[1].bytes;
+    int sound = bytes && host[0] == check->pattern && !memcmp(host, host + 1, bytes - 1);
+    for (i = 0; i < bytes && !sound; i++) {
         const gai_range *part = &check->parts[i >= check->parts[0].bytes];
         if (host[i] == check->pattern || damage.count++) continue;
         damage.first = part->addr + i - (part == check->parts ? 0 : check->parts[0].bytes);
