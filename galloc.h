@@ -1541,13 +1541,14 @@ static uint64_t gai_clock(void)
    yields, then sleeps, so that an owner of lower priority gets to run. Value: 0 free, 1 taken. */
 typedef uint64_t gai_latch;
 
-#define GAI_LATCH_SPINS 5 /* pauses of 128, 256, 512 ... iterations, the first about as long as ten short holds */
-#define GAI_LATCH_YIELDS 64
+#define GAI_LATCH_SPINS 8 /* pauses, the first about as long as twenty short holds */
+#define GAI_LATCH_YIELDS 96
 
-/* Long pauses let the thread that has the latch go on with its next calls, whose cache lines it has. */
+/* Pauses for 256, 1024, 4096 iterations, and then for 16384 each time. Long pauses let the thread that has the latch go
+   on with its next calls, whose cache lines it has. */
 static void gai_pause(unsigned round)
 {
-    volatile unsigned n = 128u << round; /* volatile keeps the compiler from removing the loop */
+    volatile unsigned n = 256u << 2 * (round < 3 ? round : 3); /* volatile keeps the compiler from removing the loop */
     while (n > 0) n = n - 1;
 }
 
