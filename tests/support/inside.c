@@ -59,10 +59,12 @@ int inside_nvtx_fixed = 1;
 #include "galloc.h"
 
 void (*inside_on_budget)(void);
+void (*inside_on_map)(void);
 
 static int __attribute__((unused)) inside_lock(pthread_mutex_t *mutex)
 {
     if (inside_on_budget && mutex == &gai_locks.budget) inside_on_budget();
+    if (inside_on_map && mutex == &gai_locks.map) inside_on_map();
     return (pthread_mutex_lock)(mutex);
 }
 

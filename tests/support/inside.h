@@ -61,6 +61,7 @@ void inside_latch(int on); /* a latch that is in no pool */
 extern void (*inside_on_malloc)(size_t bytes); /* called before each allocation of host memory, if not NULL */
 extern void (*inside_on_free)(void);           /* and before each end of one */
 extern void (*inside_on_budget)(void);         /* and before the limits of all devices are locked */
+extern void (*inside_on_map)(void);            /* and before the nodes of the address maps are */
 
 /* ---- a pool's locks ---------------------------------------------------------------------------------------------- */
 

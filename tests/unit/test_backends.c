@@ -650,6 +650,56 @@ TEST(what_a_graph_gives_back_meanwhile_is_not_held)
     }
 }
 
+static struct {
+    galloc_pool *pool;
+    void *p;
+    int left; /* so many nodes before that */
+} beside;
+
+static void *allocate_beside(void *arg)
+{
+    beside.p = get(beside.pool, 1000, cudaStreamPerThread);
+    return arg;
+}
+
+static void let_allocate_beside(void)
+{
+    pthread_t thread;
+    if (beside.left-- != 0) return;
+    EXPECT_EQ(pthread_create(&thread, NULL, allocate_beside, NULL), 0);
+    pthread_join(thread, NULL);
+}
+
+/* A thread has seen that the maps lack a node, and before it makes the node another thread makes the same one and
+   enters a block there. */
+TEST(two_threads_that_lack_one_node_of_the_maps_make_it_once)
+{
+    int between = 1;
+    for (int nth = 0; between; nth++) {
+        begin();
+        galloc_pool *pool = pool_of("backend:cudaMalloc");
+        cudaStream_t s = stream_new();
+        beside.pool = pool_of("backend:cudaMalloc");
+        beside.p = NULL;
+        beside.left = nth;
+        inside_on_map = let_allocate_beside;
+        void *p = get(pool, 1000, s);
+        inside_on_map = NULL;
+        between = beside.p != NULL;
+        if (!between) EXPECT(nth > 1); /* else nothing is tested */
+        OK(galloc_free(p, s));
+        if (between) {
+            EXPECT_EQ((uintptr_t)beside.p >> 16, (uintptr_t)p >> 16);
+            EXPECT(info_of(beside.p).pool == beside.pool);
+            OK(galloc_free(beside.p, s));
+        }
+        pool_end(beside.pool);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 static cudaStream_t retired_meanwhile;
 
 static void *retire_it(void *arg)
