@@ -2115,11 +2115,12 @@ TEST(a_free_during_the_retirement_records_nothing_after_it)
 }
 
 static cudaStream_t retired_within;
+static const char *retired_at;
 
 static void retire_within(const char *function)
 {
     cudaStream_t stream = retired_within;
-    if (strcmp(function, "cuStreamGetId") || !stream) return;
+    if (!stream || strcmp(function, retired_at)) return;
     retired_within = NULL;
     OK(galloc_stream_retire(stream));
 }
@@ -2134,6 +2135,7 @@ TEST(a_free_that_a_retirement_overtakes_is_waited_for)
     come_into_play(pool, t);
     void *rest = get(pool, KIB(4), s), *p = get_used(pool, MIB(16), s, 1);
     retired_within = s;
+    retired_at = "cuStreamGetId";
     sim_hook(retire_within, NULL);
     OK(galloc_free(p, s));
     sim_hook(NULL, NULL);
@@ -2141,6 +2143,62 @@ TEST(a_free_that_a_retirement_overtakes_is_waited_for)
     p = get_used(pool, MIB(16), t, 2);
     OK(galloc_free(p, t));
     OK(galloc_free(rest, s));
+    pool_end(pool);
+    finish();
+}
+
+/* A stream that was retired allocates again, on the short path of each kind: it is not retired any more, and what it
+   does with a block of another stream is waited for. */
+TEST(an_allocation_takes_a_retirement_back)
+{
+    const char *conf[] = {"strategy:caching", "roundup_power2_divisions:2", "strategy:pooled"};
+    for (int i = 0; i < 3; i++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+        galloc_config config = config_limit(MIB(18));
+        OK(galloc_config_parse(&config, conf[i], NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        void *p = get_used(pool, MIB(16), s, 1), *rest = get(pool, KIB(1), t), *next;
+        come_into_play(pool, u);
+        OK(galloc_record_stream(p, t));
+        OK(galloc_stream_retire(t));
+        sim_run(-1);
+        next = get(pool, KIB(1), t);
+        order(s, t);
+        put(t, p, MIB(16), 2);
+        OK(galloc_free(p, s));
+        p = get_used(pool, MIB(16), u, 3);
+        OK(galloc_free(p, u));
+        OK(galloc_free(rest, t));
+        OK(galloc_free(next, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* An allocation has found the stream cache empty, and asks whether a capture forbids calls on the legacy stream.
+   Another thread retires the stream meanwhile. What the stream does next is later than that. */
+TEST(an_allocation_that_a_retirement_overtakes_takes_it_back)
+{
+    begin_still();
+    cudaStream_t legacy = cudaStreamLegacy, s = stream_new(), t = stream_new();
+    galloc_pool *pool = tight_pool(MIB(18), COMPLETED | WAIT);
+    come_into_play(pool, t);
+    void *p = get_used(pool, MIB(16), s, 1), *rest = get(pool, KIB(4), legacy), *next;
+    OK(galloc_record_stream(p, legacy));
+    retired_within = legacy;
+    retired_at = "cuStreamIsCapturing";
+    sim_hook(retire_within, NULL);
+    next = get(pool, KIB(32), legacy);
+    sim_hook(NULL, NULL);
+    EXPECT(!retired_within);
+    order(s, legacy);
+    put(legacy, p, MIB(16), 2);
+    OK(galloc_free(p, s));
+    p = get_used(pool, MIB(16), t, 3);
+    OK(galloc_free(p, t));
+    OK(galloc_free(rest, legacy));
+    OK(galloc_free(next, legacy));
     pool_end(pool);
     finish();
 }
