@@ -1307,10 +1307,12 @@ TEST(graphs_free_what_several_of_their_streams_have_used)
     }
 }
 
-/* What a graph leaves is freed after its launch, which all of its streams' work is part of. */
+/* What a graph leaves is freed after its launch, which all of its streams' work is part of. A stream that the
+   capture joined may be gone by then. */
 TEST(memory_that_a_graph_leaves_goes_though_its_streams_were_recorded)
 {
-    for (int after = 0; after < 2; after++) {
+    for (int how = 0; how < 4; how++) {
+        int after = how & 1, gone = how & 2;
         begin();
         galloc_pool *pool = pool_of("backend:cudaMallocAsync");
         cudaStream_t s = stream_new(), t = stream_new();
@@ -1323,6 +1325,7 @@ TEST(memory_that_a_graph_leaves_goes_though_its_streams_were_recorded)
         OK(galloc_record_stream(p, t));
         order(t, s);
         OK(cudaStreamEndCapture(s, &graph));
+        if (gone) stream_end(t);
         OK(cudaGraphInstantiate(&exec, graph, 0));
         OK(cudaGraphLaunch(exec, s));
         look(s, p, MIB(2), 1);
@@ -1335,9 +1338,44 @@ TEST(memory_that_a_graph_leaves_goes_though_its_streams_were_recorded)
         OK(cudaGraphDestroy(graph));
         pool_end(pool);
         stream_end(s);
-        stream_end(t);
+        if (!gone) stream_end(t);
         finish();
     }
+}
+
+/* A use that was recorded in the capture of another graph lasts as long as that graph, which may be launched again. */
+TEST(memory_that_a_graph_leaves_stays_while_another_graph_may_use_it)
+{
+    begin();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+    cudaStream_t s = stream_new(), t = stream_new();
+    cudaGraph_t graph = NULL, other = NULL;
+    cudaGraphExec_t exec = NULL, other_exec = NULL;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    void *p = get_used(pool, MIB(2), s, 1);
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    OK(cudaGraphLaunch(exec, s));
+    OK(cudaStreamSynchronize(s));
+    OK(cudaStreamBeginCapture(t, cudaStreamCaptureModeGlobal));
+    put(t, p, MIB(2), 2);
+    OK(galloc_record_stream(p, t));
+    OK(cudaStreamEndCapture(t, &other));
+    OK(cudaGraphInstantiate(&other_exec, other, 0));
+    OK(galloc_free(p, s));
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(2));
+    for (int i = 0; i < 2; i++) OK(cudaGraphLaunch(other_exec, t));
+    OK(cudaStreamSynchronize(t));
+    OK(cudaGraphExecDestroy(other_exec));
+    OK(cudaGraphDestroy(other));
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(stats_of(pool).reserved.current, 0);
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
 }
 
 /* A recorded use on the stream that frees needs no order. One whose context is gone cannot have any: then the memory
