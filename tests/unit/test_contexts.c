@@ -801,6 +801,37 @@ TEST(the_work_of_a_green_context_goes_on_after_its_end)
     }
 }
 
+/* The wait for all devices fails, and the wait for the context at the address of the one that has ended succeeds: this
+   says nothing about the work of that one. */
+TEST(a_wait_for_a_context_says_nothing_of_the_one_before_it_at_its_address)
+{
+    begin_devices(1, SIM_PACE_STILL);
+    CUcontext own = primary(0), ended = green_new(0);
+    galloc_pool *pool = pool_of("memory_limit:24M,lane_bytes:0", 0);
+    cudaStream_t s = stream_new(), t = stream_in(ended);
+    void *live = get(pool, MIB(2), s), *all = NULL;
+    enter(ended);
+    OK(galloc_free(get_used(pool, MIB(12), t, 1), t));
+    enter(own);
+    OK(sim_green_destroy(ended));
+    CUcontext other = green_new(0);
+    EXPECT(other == ended);
+    cudaStream_t u = stream_in(other);
+    enter(other);
+    OK(galloc_free(get_used(pool, MIB(1), u, 1), u));
+    enter(own);
+    sim_fail("cuMemHostAlloc", 1, 0, CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(galloc_pool_malloc(pool, &all, MIB(20), s), cudaErrorMemoryAllocation);
+    sim_fail_clear();
+    if (!all) all = get(pool, MIB(20), s); /* this wait succeeds */
+    put(s, all, MIB(20), 2);
+    OK(galloc_free(all, s));
+    OK(galloc_free(live, s));
+    pool_end(pool);
+    OK(sim_green_destroy(other));
+    finish();
+}
+
 /* Nor does it take the launches of graphs along that were captured there: their memory is theirs until the graph and
    its launches are gone. */
 TEST(a_launch_goes_on_after_the_end_of_its_green_context)
