@@ -691,6 +691,31 @@ TEST(allocations_in_an_invalidated_capture_are_counted)
     finish();
 }
 
+/* Nor does the stream cache serve them, although it has blocks of the size. */
+TEST(an_invalidated_capture_gets_nothing_from_a_stream_cache)
+{
+    for (int per_thread = 0; per_thread < 2; per_thread++) {
+        begin_still();
+        cudaStream_t s = per_thread ? cudaStreamPerThread : stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        unsigned long long id = 0;
+        cudaGraph_t none = NULL;
+        void *p = NULL;
+        for (int i = 0; i < 3; i++) OK(galloc_free(get(pool, KIB(4), s), s));
+        capture_begin(s);
+        EXPECT_EQ(cudaStreamGetId(s, &id), cudaErrorStreamCaptureUnsupported);
+        EXPECT_EQ(galloc_pool_malloc(pool, &p, KIB(4), s), cudaErrorStreamCaptureInvalidated);
+        EXPECT(p == NULL);
+        EXPECT_EQ(stats_of(pool).failures, 1);
+        EXPECT_EQ(cudaStreamEndCapture(s, &none), cudaErrorStreamCaptureInvalidated);
+        (void)cudaGetLastError();
+        sim_findings_clear();
+        OK(galloc_free(get(pool, KIB(4), s), s));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* Allocating is of no use any more; what is freed is free as soon as it is known who used it. */
 TEST(frees_succeed_in_an_invalidated_capture)
 {
@@ -725,6 +750,31 @@ TEST(frees_succeed_in_an_invalidated_capture)
         sim_findings_clear();
         expect_free_for_all(pool, MIB(8), u);
         (void)pass(pool, MIB(8), s, 3);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Another stream may have used the block last. A stream cache would give it to the stream of the capture too early. */
+TEST(a_free_in_an_invalidated_capture_is_in_no_stream_cache)
+{
+    for (int per_thread = 0; per_thread < 2; per_thread++) {
+        begin_still();
+        cudaStream_t s = per_thread ? cudaStreamPerThread : stream_new(), t = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        unsigned long long id = 0;
+        cudaGraph_t none = NULL;
+        for (int i = 0; i < 3; i++) OK(galloc_free(get(pool, KIB(4), s), s));
+        void *p = get(pool, KIB(4), s);
+        capture_begin(s);
+        EXPECT_EQ(cudaStreamGetId(s, &id), cudaErrorStreamCaptureUnsupported);
+        put(t, p, KIB(4), 1);
+        OK(galloc_free(p, s));
+        EXPECT_EQ(cudaStreamEndCapture(s, &none), cudaErrorStreamCaptureInvalidated);
+        (void)cudaGetLastError();
+        sim_findings_clear();
+        p = get_used(pool, KIB(4), s, 2);
+        OK(galloc_free(p, s));
         pool_end(pool);
         finish();
     }
@@ -1977,6 +2027,7 @@ static struct {
     inside_driver driver;
     cudaStream_t captured;
     int armed;
+    int invalidates; /* the capture, once the event is recorded */
     CUhostFn late[4];
     void *late_of[4];
     int nlate;
@@ -1999,8 +2050,13 @@ static void now_captured(CUstream stream)
 
 static CUresult CUDAAPI record_once_captured(CUevent event, CUstream stream)
 {
+    unsigned long long id = 0;
+    CUresult result;
     now_captured(stream);
-    return real.driver.EventRecord(event, stream);
+    result = real.driver.EventRecord(event, stream);
+    if (real.invalidates) EXPECT_EQ(cudaStreamGetId(stream, &id), cudaErrorStreamCaptureUnsupported);
+    real.invalidates = 0;
+    return result;
 }
 
 static CUresult CUDAAPI captured_once_looked_at(CUstream stream, CUstreamCaptureStatus *status)
@@ -2010,10 +2066,14 @@ static CUresult CUDAAPI captured_once_looked_at(CUstream stream, CUstreamCapture
     return result;
 }
 
+enum { ONCE_LOOKED_AT = 1, INVALIDATED = 2 };
+
 /* Another thread begins to capture a stream of record_stream's just when an event is to be recorded on it for a block
-   that this one frees: the event is in the capture then, and to ask for it, or for the stream's id, would end that. */
-static void begin_in_between(int looked_at)
+   that this one frees: the event is in the capture then, and to ask for it, or for the stream's id, would end that. The
+   capture may be invalidated right after. */
+static void begin_in_between(int how)
 {
+    cudaGraph_t none = NULL;
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new();
     galloc_pool *pool = pool_of(0, MIB(8));
@@ -2024,19 +2084,26 @@ static void begin_in_between(int looked_at)
     inside_driver mine = real.driver = inside_driver_in_use();
     real.captured = t;
     real.armed = 1;
-    if (looked_at) mine.StreamIsCapturing = captured_once_looked_at;
+    real.invalidates = how == INVALIDATED;
+    if (how == ONCE_LOOKED_AT) mine.StreamIsCapturing = captured_once_looked_at;
     else mine.EventRecord = record_once_captured;
     inside_driver_use(mine);
     OK(galloc_free(p, s));
     inside_driver_use(real.driver);
     EXPECT_EQ(real.armed, 0);
     OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* asks for events */
-    put(t, NULL, 0, 0);
-    cudaGraphExec_t exec = capture_ready(t);
-    exec_end(exec);
-    OK(galloc_free(NULL, t));
-    OK(galloc_stream_retire(t));
-    sim_run(-1);
+    if (how == INVALIDATED) {
+        EXPECT_EQ(cudaStreamEndCapture(t, &none), cudaErrorStreamCaptureInvalidated);
+        (void)cudaGetLastError();
+        EXPECT_EQ(sim_findings(SIM_ANY), 1);
+        sim_findings_clear();
+    } else {
+        put(t, NULL, 0, 0);
+        exec_end(capture_ready(t));
+        OK(galloc_free(NULL, t));
+        OK(galloc_stream_retire(t));
+        sim_run(-1);
+    }
     OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
     expect_free_for_all(pool, MIB(8), s);
     EXPECT_EQ(sim_findings(SIM_ANY), 0);
@@ -2047,7 +2114,8 @@ static void begin_in_between(int looked_at)
 TEST(a_capture_begins_while_an_event_is_recorded)
 {
     begin_in_between(0);
-    begin_in_between(1);
+    begin_in_between(ONCE_LOOKED_AT);
+    begin_in_between(INVALIDATED);
 }
 
 /* The stream that a call was given, which another thread begins to capture before the call's nth call of CUDA. */
