@@ -983,6 +983,35 @@ TEST(a_plain_block_grows_on_a_new_stream_or_not_at_once)
     }
 }
 
+/* Freed memory behind the block, whose work may not be done, refuses the growth. The next call of its stream records
+   the event that says when the work is done. From then on the legacy stream records events like any other stream. */
+TEST(a_growth_that_is_refused_asks_for_the_event_that_lets_it_succeed)
+{
+    for (int legacy = 0; legacy < 2; legacy++) {
+        begin_still();
+        galloc_config config = frugal(GIB(1), COMPLETED);
+        config.lane_bytes = 0;
+        config.stats_exact = 1; /* what is freed is in no stream cache */
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = legacy ? cudaStreamLegacy : stream_new(), t = stream_new();
+        void *known = get(pool, KIB(64), t), *p = get(pool, KIB(512), s), *q = get_used(pool, KIB(512), s, 1);
+        void *wall = get(pool, KIB(64), s), *last = get(pool, KIB(4), s);
+        OK(galloc_free(q, s));
+        EXPECT_EQ(galloc_resize(p, KIB(768), t), cudaErrorNotSupported);
+        OK(galloc_free(last, s));
+        sim_run(-1);
+        OK(galloc_resize(p, KIB(768), t));
+        long records = sim_calls("cuEventRecord");
+        OK(galloc_free(get_used(pool, MIB(4), s, 2), s));
+        EXPECT(sim_calls("cuEventRecord") > records);
+        OK(galloc_free(p, t));
+        OK(galloc_free(wall, s));
+        OK(galloc_free(known, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* An event on the legacy stream would have all blocking streams wait for each other: so the host waits. */
 TEST(a_block_that_shrinks_on_legacy_asks_for_no_event)
 {
