@@ -20257,14 +20257,13 @@ static void gai_tcache_note(const gai_site *site, galloc_pool *pool, const gallo
 
 /* ---- the fast path ---- */
 
-/* Returns whether driver calls on the legacy stream are allowed: not while a blocking stream is captured. The stream
-   cache needs no such call. */
+/* Returns whether driver calls on the legacy stream are allowed: not while a blocking stream is captured, which makes
+   this query fail. The stream cache needs no such call. */
 GAI_APART
 static int gai_legacy_may_act(const gai_tcache_entry *entry)
 {
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (!entry->looks) return 1;
-    return !gai_cu.StreamIsCapturing(CU_STREAM_LEGACY, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE;
+    CUstreamCaptureStatus status;
+    return !entry->looks || !gai_cu.StreamIsCapturing(CU_STREAM_LEGACY, &status);
 }
 
 static GAI_INLINE int gai_tcache_may_act(const gai_tcache_entry *entry)
