@@ -134,6 +134,23 @@ inline void check_cuda(cudaError_t code)
     if (code != cudaSuccess) throw error(code, "");
 }
 
+/* Holds a lock. In a child of fork the lock may be one that another thread held, and waits for ever: then this throws
+   what galloc, which refuses there, returns. */
+class guard {
+public:
+    explicit guard(std::mutex &mutex) : lock_(mutex, std::try_to_lock)
+    {
+        galloc_pointer info;
+        if (lock_.owns_lock()) return;
+        if (galloc_pointer_info(nullptr, &info) == cudaErrorInitializationError)
+            throw error(cudaErrorInitializationError);
+        lock_.lock();
+    }
+
+private:
+    std::unique_lock<std::mutex> lock_;
+};
+
 inline cudaError_t wait_for(cudaStream_t stream)
 {
     return beside_captures([=] { return cudaStreamSynchronize(stream); });
@@ -414,7 +431,7 @@ inline cudaStream_t private_stream(int device)
 {
     static std::mutex mutex;
     std::vector<private_entry> &entries = private_entries();
-    std::lock_guard<std::mutex> lock(mutex);
+    guard lock(mutex);
     if (device < 0) check_cuda(quietly([&] { return cudaGetDevice(&device); }));
     if (entries.size() <= std::size_t(device)) entries.resize(std::size_t(device) + 1);
     private_entry &entry = entries[std::size_t(device)];
@@ -616,10 +633,14 @@ public:
 
     cudaError_t SetMaxCachedBytes(std::size_t max_cached_bytes)
     {
-        std::lock_guard<std::mutex> lock(mutex_);
-        most_ = max_cached_bytes;
-        for (galloc_pool *pool : pools_) (void)trim(pool, most_);
-        return cudaSuccess;
+        try {
+            detail::guard lock(mutex_);
+            most_ = max_cached_bytes;
+            for (galloc_pool *pool : pools_) (void)trim(pool, most_);
+            return cudaSuccess;
+        } catch (const error &e) {
+            return e.code();
+        }
     }
 
     cudaError_t DeviceAllocate(int device, void **p, std::size_t bytes, cudaStream_t active_stream = nullptr)
@@ -652,7 +673,7 @@ public:
         block b;
         std::size_t most;
         try {
-            std::lock_guard<std::mutex> lock(mutex_); /* the address may come back in another thread before `erase` */
+            detail::guard lock(mutex_); /* the address may come back in another thread before `erase` */
             auto found = blocks_.find(p);
             if (found == blocks_.end()) return galloc_free(p, nullptr); /* NULL, or an error */
             b = found->second;
@@ -671,14 +692,18 @@ public:
     /* Returns unused memory of all devices that this object has used. Waits for the device. */
     cudaError_t FreeAllCached()
     {
-        std::lock_guard<std::mutex> lock(mutex_);
-        cudaError_t result = cudaSuccess;
-        for (galloc_pool *pool : pools_) {
-            cudaError_t code = galloc_pool_trim(pool, 0, nullptr);
-            if (code == cudaErrorInvalidResourceHandle) continue; /* galloc_shutdown has ended the pool */
-            if (code != cudaSuccess) result = code;
+        try {
+            detail::guard lock(mutex_);
+            cudaError_t result = cudaSuccess;
+            for (galloc_pool *pool : pools_) {
+                cudaError_t code = galloc_pool_trim(pool, 0, nullptr);
+                if (code == cudaErrorInvalidResourceHandle) continue; /* galloc_shutdown has ended the pool */
+                if (code != cudaSuccess) result = code;
+            }
+            return result;
+        } catch (const error &e) {
+            return e.code();
         }
-        return result;
     }
 
 private:
@@ -697,7 +722,7 @@ private:
 
     void remember(void *p, block b)
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        detail::guard lock(mutex_);
         bool known = false;
         for (galloc_pool *pool : pools_) known = known || pool == b.pool;
         if (!known) pools_.push_back(b.pool);

@@ -224,7 +224,7 @@ static look_up_symbol *real_dlsym;
 static pthread_once_t driver_once = PTHREAD_ONCE_INIT;
 static int driver_found; /* 1: `real` and `cu` are filled, and devices may be served */
 static int served;       /* 1: galloc serves a device */
-static int met;          /* 1: the program has a context; set before `lock` and `stream_lock` are taken */
+static int met;          /* 1: the program has a context */
 static int forked;       /* 1: a child made by fork of such a process: CUDA does not work in it */
 
 /* The C library's dlsym. Its versions: of glibc 2.34, of x86-64, of aarch64. */
@@ -253,7 +253,7 @@ static void *entry_of(const char *name, int version, int own)
     return result ? NULL : entry;
 }
 
-static void forked_child(void) { forked = __atomic_load_n(&met, __ATOMIC_RELAXED); }
+static void forked_child(void);
 
 #define FIND_CALL(name, arguments) found = entry_of("cu" #name, 12000, 0), memcpy(&cu.name, &found, sizeof cu.name);
 
@@ -632,6 +632,13 @@ static known_context *known_contexts;
 static size_t context_count, context_room;
 
 static int known_overflow; /* 1: no host memory for one of all these, or no answer about it, so that free must wait */
+
+/* Another thread may have held the locks, so the child gets new ones. What they guard is of use at any moment. */
+static void forked_child(void)
+{
+    forked = __atomic_load_n(&met, __ATOMIC_RELAXED);
+    lock = stream_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+}
 
 /* Takes note of a context; the caller may give any. */
 static void know_context(CUcontext context)

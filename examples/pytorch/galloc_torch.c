@@ -189,6 +189,12 @@ static void throw_failure(cudaError_t err, const char *words, size_t bytes, int 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all below */
 static galloc_pool *pools[MAX_DEVICES];                  /* by device; NULL: not used yet. Read without the lock */
 
+/* Tensors end in a child of fork, too. Another thread may have held the lock, so the child gets a new one. What it
+   guards is of use at any moment. */
+static void forked_child(void) { lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; }
+
+__attribute__((constructor)) static void watch_forks(void) { (void)pthread_atfork(NULL, NULL, forked_child); }
+
 /* Pages of 2 MiB, unless GALLOC_CONF names `growth`. Tensors of a program that runs for minutes repay the driver calls
    of its first steps: README.md beside this file has the figures. */
 static int wants_small_pages(const galloc_config *config)

@@ -17,9 +17,12 @@
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cuda_runtime_api.h>
 #include <deque>
 #include <functional>
+#include <new>
+#include <pthread.h>
 #include <type_traits>
 #include <unordered_set>
 
@@ -114,6 +117,7 @@ struct State {
     std::vector<OutOfMemoryObserver> observers;
     std::vector<AllocatorTraceTracker> trackers;
     std::vector<OpenPool> open;
+    std::unordered_map<int, double> fractions; /* by device */
     CreateContextFn context = nullptr;
     RecordContext when = RecordContext::NEVER;
     size_t most = 0; /* entries of the history of a device */
@@ -146,11 +150,19 @@ struct State {
 };
 
 /* Never destroyed: tensors may be freed after the end of main. */
-State &state()
+State *current_state = new State;
+std::atomic<bool> has_allocated{false};
+State &state() { return *current_state; }
+
+/* Another thread may have held the lock, and have been changing what it guards. After the first tensor CUDA does not
+   work in the child, which then needs nothing of that. */
+void forked_child()
 {
-    static State *one = new State;
-    return *one;
+    if (has_allocated) current_state = new State;
+    else new (&current_state->mutex) std::mutex;
 }
+
+const int forks_are_watched = pthread_atfork(nullptr, nullptr, forked_child);
 
 /* `make` runs without the lock: it may wait for Python's. */
 Context gather(RecordContext least)
@@ -245,6 +257,7 @@ void *counted_malloc(size_t bytes, int device, cudaStream_t stream)
 {
     auto &s = state();
     void *p;
+    if (!has_allocated) has_allocated = true;
     try {
         p = galloc_hook_malloc(bytes, device, stream);
     } catch (const c10::OutOfMemoryError &) {
@@ -272,13 +285,14 @@ void uncount(void *p, size_t bytes, int device, cudaStream_t stream)
     Context context = gather(RecordContext::ALL);
     std::lock_guard<std::mutex> guard(s.mutex);
     auto block = s.blocks.find(p);
-    MempoolId_t pool = block == s.blocks.end() ? MempoolId_t{0, 0} : block->second.pool;
+    if (block == s.blocks.end()) return; /* of the parent of this process */
+    MempoolId_t pool = block->second.pool;
     count(s.device(device), bytes, [](auto &stat, size_t n) { shrink(stat, n); });
     if (s.recording || !s.trackers.empty()) {
         s.note(entry(TraceEntry::FREE_REQUESTED, device, size_t(p), bytes, stream, context, pool));
         s.note(entry(TraceEntry::FREE_COMPLETED, device, size_t(p), bytes, stream, context, pool));
     }
-    if (block != s.blocks.end()) s.blocks.erase(block);
+    s.blocks.erase(block);
 }
 
 void counted_free(void *p, size_t bytes, int device, cudaStream_t stream)
@@ -295,10 +309,10 @@ public:
     Allocator() : Pluggable(counted_malloc, counted_free)
     {
         set_reset_fn(galloc_hook_reset);
-        set_memory_fraction_fn([this](double f, int device) {
+        set_memory_fraction_fn([](double f, int device) {
             galloc_hook_memory_fraction(f, device);
             std::lock_guard<std::mutex> guard(state().mutex);
-            fractions[device] = f;
+            state().fractions[device] = f;
         });
         set_base_alloc_fn(galloc_hook_base_alloc);
         set_record_stream_fn(galloc_hook_record_stream);
@@ -322,6 +336,7 @@ public:
     double getMemoryFraction(c10::DeviceIndex device)
     {
         std::lock_guard<std::mutex> guard(state().mutex);
+        auto &fractions = state().fractions;
         auto found = fractions.find(device);
         return found == fractions.end() ? 1 : found->second;
     }
@@ -418,8 +433,6 @@ public:
     }
 
 private:
-    std::unordered_map<int, double> fractions; /* by device; guarded by state().mutex */
-
     template <class Change> void each(c10::DeviceIndex device, Change change)
     {
         std::lock_guard<std::mutex> guard(state().mutex);

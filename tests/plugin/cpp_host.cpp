@@ -7,7 +7,11 @@
 #include "sim.h"
 #include "test.h"
 
+#include <atomic>
+#include <cstring>
+#include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 
 #define OK(call) EXPECT_EQ((call), cudaSuccess)
 static std::size_t MiB(std::size_t n) { return n << 20; }
@@ -639,6 +643,79 @@ TEST(cub_s_allocator_leaves_a_free_at_the_end_of_the_process_to_galloc)
     }
     finish();
 }
+
+static std::atomic<int> pausing; /* 1: a thread is in a call of CUDA; 2: it may go on */
+static const char *pausing_call;
+
+static void pause_in_call(const char *function)
+{
+    if (std::strcmp(function, pausing_call) || pausing) return;
+    pausing = 1;
+    while (pausing == 1) std::this_thread::yield();
+}
+
+/* The status of a child of fork, made while another thread of the parent is in a call of CUDA by `call`. */
+template <class Call, class Child> static int fork_during(const char *function, Call call, Child of_child)
+{
+    int status = -1;
+    pausing = 0;
+    pausing_call = function;
+    sim_hook(pause_in_call, nullptr);
+    std::thread other(call);
+    while (!pausing) std::this_thread::yield();
+    pid_t child = fork();
+    if (!child) {
+        (void)alarm(10);
+        _exit(of_child() ? 0 : 1);
+    }
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    pausing = 2;
+    other.join();
+    sim_hook(nullptr, nullptr);
+    return status;
+}
+
+TEST(cub_s_allocator_is_refused_in_a_child_of_fork)
+{
+    begin();
+    {
+        galloc::CachingDeviceAllocator cub(true);
+        void *p, *q;
+        OK(cub.DeviceAllocate(&p, MiB(4)));
+        OK(cub.DeviceAllocate(&q, MiB(4)));
+        int status = fork_during("cudaGetDevice", [&] { OK(cub.DeviceFree(p)); }, [&] {
+            return cub.DeviceFree(q) == cudaErrorInitializationError &&
+                cub.FreeAllCached() == cudaErrorInitializationError &&
+                cub.SetMaxCachedBytes(0) == cudaErrorInitializationError;
+        });
+        EXPECT_EQ(status, 0);
+        OK(cub.DeviceFree(q));
+    }
+    finish();
+}
+
+#if defined(GALLOC_HPP_CUDA_MR)
+TEST(a_memory_resource_without_streams_is_refused_in_a_child_of_fork)
+{
+    begin();
+    {
+        galloc::resource resource;
+        void *p = resource.allocate_sync(MiB(4), 256);
+        galloc::detail::private_entries().clear();
+        int status = fork_during("cudaStreamCreateWithFlags", [] { (void)galloc::detail::private_stream(0); }, [&] {
+            resource.deallocate_sync(p, MiB(4), 256);
+            try {
+                return !resource.allocate_sync(MiB(4), 256);
+            } catch (const galloc::error &e) {
+                return e.code() == cudaErrorInitializationError;
+            }
+        });
+        EXPECT_EQ(status, 0);
+        resource.deallocate_sync(p, MiB(4), 256);
+    }
+    finish();
+}
+#endif
 
 /* Each call of the runtime and of the driver fails in turn: a class works or throws, the next use works, and no block is
    lost. The runtime's last error stays, or is another one. */

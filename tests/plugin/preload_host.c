@@ -1596,6 +1596,49 @@ TEST(fork_during_the_first_call)
     finish();
 }
 
+static void *end_stream(void *stream)
+{
+    OK(cu.CtxSet(primary[0]));
+    OK(cu.StreamDestroy((CUstream)stream));
+    return NULL;
+}
+
+static void wait_in_end(const char *function)
+{
+    if (strcmp(function, "cuStreamDestroy") || __atomic_load_n(&opening, __ATOMIC_ACQUIRE)) return;
+    __atomic_store_n(&opening, 1, __ATOMIC_RELEASE);
+    while (__atomic_load_n(&opening, __ATOMIC_ACQUIRE) < 2) usleep(1000);
+}
+
+/* A fork before the first allocation, while another thread ends a stream. */
+TEST(free_on_request_fork_during_the_end_of_a_stream)
+{
+    pthread_t thread;
+    pid_t child;
+    int status = -1;
+    CUstream stream, other;
+    setenv("GALLOC_PRELOAD_FREE", "async", 1);
+    begin(1);
+    stream = stream_new();
+    other = stream_new();
+    sim_hook(wait_in_end, NULL);
+    EXPECT_EQ(pthread_create(&thread, NULL, end_stream, stream), 0);
+    while (__atomic_load_n(&opening, __ATOMIC_ACQUIRE) < 1) usleep(1000);
+    child = fork();
+    if (!child) {
+        (void)alarm(10);
+        (void)cu.StreamDestroy(other);
+        _exit(0);
+    }
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    __atomic_store_n(&opening, 2, __ATOMIC_RELEASE);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    OK(cu.StreamDestroy(other));
+    sim_hook(NULL, NULL);
+    finish();
+}
+
 /* A fork before the first use of CUDA leaves a child that may use it. */
 TEST(fork_before_cuda)
 {

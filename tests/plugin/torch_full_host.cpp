@@ -4,6 +4,11 @@
 
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
+#include <atomic>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
 #include "sim.h"
 #include "test.h"
 
@@ -73,6 +78,27 @@ static int fails(size_t bytes)
         return 1;
     }
     return 0;
+}
+
+static int status_of(pid_t child)
+{
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    return status;
+}
+
+/* Comes first: a child of fork before the first tensor may use CUDA, and keeps what the program has set. */
+TEST(a_child_of_fork_before_the_first_tensor_goes_on)
+{
+    current->recordHistory(true, nullptr, 10, RecordContext::NEVER, true, {});
+    pid_t child = fork();
+    if (!child) {
+        (void)alarm(10);
+        give(get(MiB(1)));
+        _exit(current->snapshot({0, 0}, true).device_traces.at(0).size() != 3);
+    }
+    EXPECT_EQ(status_of(child), 0);
+    current->recordHistory(false, nullptr, 0, RecordContext::NEVER, true, {});
 }
 
 TEST(it_is_installed_once)
@@ -379,6 +405,35 @@ TEST(every_failing_call_is_an_exception_or_nothing)
     }
     EXPECT(n > 40 && n < 600);
     EXPECT(exceptions > 0);
+    OK(cudaStreamDestroy(stream));
+}
+
+/* Tensors of the parent end in a child of fork, while another thread of the parent allocates. */
+TEST(a_child_of_fork_frees_without_a_wait)
+{
+    void *p = get(MiB(1));
+    cudaStream_t stream = nullptr;
+    std::atomic<int> pausing{0}; /* 1: the thread allocates; 2: it may go on */
+    OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    current->beginAllocateToPool(0, {8, 0}, [&](cudaStream_t) {
+        if (!pausing) pausing = 1;
+        while (pausing == 1) std::this_thread::yield();
+        return false;
+    });
+    std::thread other([&] { give(get(MiB(1), stream)); });
+    while (!pausing) std::this_thread::yield();
+    pid_t child = fork();
+    if (!child) {
+        (void)alarm(10);
+        give(p);
+        _exit(current->getDeviceStats(0).allocated_bytes[0].current != 0);
+    }
+    EXPECT_EQ(status_of(child), 0);
+    pausing = 2;
+    other.join();
+    current->endAllocateToPool(0, {8, 0});
+    current->releasePool(0, {8, 0});
+    give(p);
     OK(cudaStreamDestroy(stream));
 }
 

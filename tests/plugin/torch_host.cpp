@@ -6,7 +6,9 @@
 #include <dlfcn.h>
 #include <functional>
 #include <new>
+#include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 #include <utility>
 
 #include "c10_error.h"
@@ -855,6 +857,41 @@ TEST(an_exception_has_the_words_of_its_own_error)
     EXPECT(sim_failed() > 0);
     sim_fail_clear();
     torch_reset();
+    finish();
+}
+
+static std::atomic<int> pausing; /* 1: a thread is between two calls of CUDA; 2: it may go on */
+
+static void pause_for_peers(const char *function)
+{
+    if (strcmp(function, "cudaDeviceCanAccessPeer") || pausing) return;
+    pausing = 1;
+    while (pausing == 1) std::this_thread::yield();
+}
+
+/* Tensors of the parent end in a child of fork, while another thread of the parent makes a device's pool. */
+TEST(a_child_of_fork_frees_without_a_wait)
+{
+    begin(2, SIM_PACE_STILL, nullptr);
+    void *p = torch_malloc(MiB(4), 0, nullptr);
+    int status = -1;
+    pausing = 0;
+    sim_hook(pause_for_peers, nullptr);
+    std::thread other([] { torch_free(torch_malloc(MiB(4), 1, nullptr), MiB(4), 1, nullptr); });
+    while (!pausing) std::this_thread::yield();
+    pid_t child = fork();
+    if (!child) {
+        char text[4096];
+        (void)alarm(10);
+        torch_free(p, MiB(4), 0, nullptr);
+        _exit(stats_text(0, text, sizeof text) != 0);
+    }
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    pausing = 2;
+    other.join();
+    sim_hook(nullptr, nullptr);
+    torch_free(p, MiB(4), 0, nullptr);
     finish();
 }
 
