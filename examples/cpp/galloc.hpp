@@ -536,18 +536,16 @@ public:
 #endif
 
 private:
-    /* The private stream exists, unless the device was reset after the allocation. */
+    /* The private stream exists, unless the device was reset after the allocation. If none can be made, any other
+       stream will do, since the program has waited: the legacy stream, which no thread captures. */
     void free_sync(void *p) noexcept
     {
-        detail::twice([=] {
-            try {
-                return galloc_free(p, detail::private_stream(device_));
-            } catch (const error &e) {
-                return e.code();
-            } catch (...) { /* a block without a stream stays used */
-                return cudaErrorMemoryAllocation;
-            }
-        });
+        cudaStream_t stream = cudaStreamLegacy;
+        try {
+            stream = detail::private_stream(device_);
+        } catch (...) {
+        }
+        detail::give(p, stream);
     }
 
     galloc_pool *pool_ = nullptr;

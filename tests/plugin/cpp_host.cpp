@@ -528,6 +528,33 @@ TEST(a_memory_resource_outlives_a_reset_of_the_device)
     finish();
 }
 
+/* Without a stream of its own the block is freed on another one, and work elsewhere may use the memory again. */
+TEST(a_memory_resource_frees_without_its_private_stream)
+{
+    for (const char *function : {"cudaGetDevice", "cudaSetDevice", "cudaStreamCreateWithFlags"}) {
+        begin(2);
+        {
+            galloc::pool pool("memory_limit:4M", 1);
+            galloc::resource resource(pool.get());
+            for (int round = 0; round < 2; round++) {
+                OK(cudaSetDevice(1));
+                galloc::stream stream;
+                void *p = resource.allocate_sync(MiB(4), 256);
+                put(stream, p, MiB(4), 1);
+                stream.synchronize();
+                galloc::detail::private_entries().clear();
+                OK(cudaSetDevice(0));
+                sim_fail(function, 1, 100, cudaErrorUnknown);
+                resource.deallocate_sync(p, MiB(4), 256);
+                EXPECT(sim_failed() > 0);
+                sim_fail_clear();
+                EXPECT_EQ(state_of(p), GALLOC_STATE_FREE);
+            }
+        }
+        finish();
+    }
+}
+
 /* Only a reset of the stream's own device replaces it. */
 TEST(each_device_keeps_its_private_stream_while_it_is_not_reset)
 {
