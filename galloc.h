@@ -9000,10 +9000,9 @@ static void gai_set_join(galloc_pool *pool, gai_set *set)
     for (block = set->oldest; block; block = newer) {
         const gai_block *first = block, *last = block;
         newer = block->newer;
-        if (block->kind == GAI_SLOT) continue;
+        if (block->kind == GAI_SLOT || !gai_block_partner(pool, block, 1)) continue;
         while (first->prev && first->prev->kind == GAI_FREE) first = first->prev;
         while (last->next && last->next->kind == GAI_FREE) last = last->next;
-        if (first == last || !gai_block_partner(pool, block, 1)) continue; /* a graph's blocks never merge */
         /* The blocks from `first` to `last` may all merge with this one, so the loop goes on behind them. */
         while (newer && newer->addr >= first->addr && newer->addr <= last->addr) newer = newer->newer;
         gai_set_remove(block);
