@@ -880,9 +880,11 @@ GALLOC_API cudaError_t galloc_graph_end(galloc_graph *graph);
    that the group's graphs are not launched again, and that all their launches are ordered before this point of
    `stream`, as work is before galloc_free. The graphs may still exist, and their work may still run. The memory of a
    group that is never released returns when its graphs are gone; the group then ends with its pool.
-     stream   not captured
+     stream   not captured; GALLOC_NO_STREAM: nothing is promised, the graphs keep the memory until they are gone, and
+              the group ends with the last of them
      Returns  also cudaErrorNotPermitted before galloc_graph_end; cudaErrorMemoryAllocation (host), nothing has changed
      Device   does not wait; takes time in proportion to the pool's blocks */
+#define GALLOC_NO_STREAM ((cudaStream_t)(uintptr_t)-1)
 GALLOC_API cudaError_t galloc_graph_release(galloc_graph *graph, cudaStream_t stream);
 
 /* Returns the default settings. */
@@ -2900,7 +2902,7 @@ typedef struct gai_capture {
 /* A group: captures that share memory. */
 struct galloc_graph {
     galloc_graph *next;   /* of the pool */
-    galloc_graph *handle; /* what the program has: a number never given twice */
+    galloc_graph *handle; /* what the program has: a number never given twice; NULL: it is released */
     CUstream captured;      /* captures of it are of the group; NULL: none is any more */
     unsigned long long key; /* of that handle */
 };
@@ -6506,6 +6508,19 @@ static void gai_stream_end_capture(galloc_pool *pool, gai_stream *stream)
     stream->capture = NULL;
 }
 
+/* Ends a group that is released and has no captures. [lock] */
+static void gai_graph_part(galloc_pool *pool, galloc_graph *graph)
+{
+    const gai_capture *capture = pool->captures;
+    galloc_graph **at = &pool->graphs;
+    if (graph->handle) return;
+    while (capture && capture->graph != graph) capture = capture->next;
+    if (capture) return;
+    while (*at != graph) at = &(*at)->next;
+    *at = graph->next;
+    GALLOC_FREE(graph);
+}
+
 /* Removes a capture: its graph is gone, or its group was released. [lock] */
 static void gai_capture_forget(galloc_pool *pool, gai_capture *gone)
 {
@@ -6516,6 +6531,7 @@ static void gai_capture_forget(galloc_pool *pool, gai_capture *gone)
     for (stream = pool->streams; stream; stream = stream->next)
         if (stream->capture == gone) gai_stream_end_capture(pool, stream);
     if (pool->variant.capture_ended) pool->variant.capture_ended(pool);
+    if (gone->graph) gai_graph_part(pool, gone->graph);
     gai_capture_drop(gone);
 }
 
@@ -14081,6 +14097,24 @@ static gai_block *gai_block_hand_over(galloc_pool *pool, gai_block *block, const
     return is_free ? gai_block_file(pool, block, 0) : block;
 }
 
+/* Lets a group end with the last of its graphs. */
+static cudaError_t gai_graph_leave(galloc_pool *pool, const galloc_graph *handle)
+{
+    galloc_graph *graph;
+    int begun;
+    gai_lock_on(&pool->lock);
+    gai_pool_reap(pool);
+    graph = gai_graph_at(pool, handle);
+    begun = graph && graph->captured;
+    if (graph && !begun) {
+        graph->handle = NULL;
+        gai_graph_part(pool, graph);
+    }
+    gai_lock_off(&pool->lock);
+    if (!graph) return gai_graph_is_gone(handle);
+    return begun ? gai_fail(cudaErrorNotPermitted, "call galloc_graph_end first") : cudaSuccess;
+}
+
 /* Ends a group: memory of its graphs becomes free after the current position of the site's stream. In the pool's
    context. */
 static cudaError_t gai_graph_release(galloc_pool *pool, const galloc_graph *handle, gai_site *site)
@@ -20883,14 +20917,15 @@ GALLOC_API cudaError_t galloc_graph_release(galloc_graph *graph, cudaStream_t st
     gai_site site;
     gai_scope scope;
     galloc_pool *pool;
+    int has_stream = stream != GALLOC_NO_STREAM;
     cudaError_t error = gai_begin();
     if (!error && !graph) error = gai_fail(cudaErrorInvalidValue, "graph is NULL");
-    if (!error) error = gai_site_of(stream, &site);
-    if (!error) error = gai_site_is_free(&site);
+    if (!error && has_stream) error = gai_site_of(stream, &site);
+    if (!error && has_stream) error = gai_site_is_free(&site);
     if (!error) error = gai_graph_find(graph, &pool);
     if (error) return gai_end_giving(__func__, error);
-    error = gai_pool_enter(pool, &scope);
-    if (!error) {
+    error = has_stream ? gai_pool_enter(pool, &scope) : gai_graph_leave(pool, graph);
+    if (!error && has_stream) {
         error = gai_graph_release(pool, graph, &site);
         gai_pool_leave(pool, &scope, 0);
     }

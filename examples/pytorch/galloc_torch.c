@@ -435,8 +435,7 @@ static void group_end_keyed(int device, unsigned long long key)
 }
 
 /* PyTorch will not use one of the captures again; it destroys the graph after this. The memory returns to the heap when
-   all graphs of the group are gone and their launches done. (galloc_graph_release would return it now, but needs a
-   stream that is ordered after all launches, and PyTorch names none. The empty group ends with its heap.) */
+   all graphs of the group are gone and their launches done: PyTorch names no stream that is ordered after these. */
 static void group_release(int device, pool_id id)
 {
     group *g, **link = &groups;
@@ -444,6 +443,7 @@ static void group_release(int device, pool_id id)
     g = group_find(device, id);
     if (g && --g->uses <= 0) {
         while (g->open) group_end(g);
+        if (g->graph) (void)galloc_graph_release(g->graph, GALLOC_NO_STREAM);
         while (*link != g) link = &(*link)->next;
         *link = g->next;
         free(g);

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <functional>
+#include <malloc.h>
 #include <new>
 #include <sys/wait.h>
 #include <thread>
@@ -857,6 +858,28 @@ TEST(an_exception_has_the_words_of_its_own_error)
     EXPECT(sim_failed() > 0);
     sim_fail_clear();
     torch_reset();
+    finish();
+}
+
+/* A program that captures anew now and then, with a pool of its own each time. */
+TEST(a_pool_of_graphs_that_are_gone_leaves_no_host_memory)
+{
+    begin(1, SIM_PACE_STILL, nullptr);
+    cudaStream_t stream = stream_new();
+    size_t before = 0;
+    for (unsigned long long i = 0; i < 2000; i++) {
+        cudaGraph_t graph = nullptr;
+        torch_begin(0, {1, i}, Filter());
+        OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+        torch_free(torch_malloc(MiB(4), 0, stream), MiB(4), 0, stream);
+        OK(cudaStreamEndCapture(stream, &graph));
+        torch_end(0, {1, i});
+        torch_release(0, {1, i});
+        OK(cudaGraphDestroy(graph));
+        if (i == 999) before = mallinfo2().uordblks;
+    }
+    long grown = long(mallinfo2().uordblks - before);
+    if (!EXPECT(grown < 1000 * 16)) printf("    %ld bytes\n", grown);
     finish();
 }
 

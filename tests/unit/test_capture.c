@@ -1846,6 +1846,49 @@ TEST(a_group_releases_what_is_still_held)
     }
 }
 
+static long host_blocks; /* that galloc has allocated */
+static void count_malloc(size_t bytes) { host_blocks += bytes > 0; }
+static void count_free(void) { host_blocks--; }
+
+/* Nothing is left of them but the memory, while a graph may run. */
+TEST(a_group_that_is_released_without_a_stream_ends_with_its_graphs)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    long before = 0;
+    inside_on_malloc = count_malloc;
+    inside_on_free = count_free;
+    for (int i = 0; i < 200; i++) {
+        cudaGraph_t graph[2];
+        galloc_graph *group = group_begin(NULL, pool, s);
+        for (int k = 0; k < 2; k++) {
+            capture_begin(s);
+            (void)pass(pool, MIB(4), s, 1);
+            graph[k] = capture_end(s);
+        }
+        EXPECT_EQ(galloc_graph_release(group, GALLOC_NO_STREAM), cudaErrorNotPermitted);
+        OK(galloc_graph_end(group));
+        if (i % 2) OK(cudaGraphDestroy(graph[0]));
+        if (i % 4 == 3) OK(cudaGraphDestroy(graph[1]));
+        OK(galloc_graph_release(group, GALLOC_NO_STREAM));
+        EXPECT_EQ(galloc_graph_release(group, GALLOC_NO_STREAM), cudaErrorInvalidResourceHandle);
+        EXPECT_EQ(galloc_graph_begin(&group, NULL, s), cudaErrorInvalidResourceHandle);
+        EXPECT_EQ(stats_of(pool).graph_bytes, i % 4 == 3 ? 0 : MIB(4));
+        if (i % 2 == 0) OK(cudaGraphDestroy(graph[0]));
+        EXPECT_EQ(stats_of(pool).graph_bytes, i % 4 == 3 ? 0 : MIB(4));
+        if (i % 4 != 3) OK(cudaGraphDestroy(graph[1]));
+        EXPECT_EQ(stats_of(pool).graph_bytes, 0);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        if (i == 99) before = host_blocks;
+    }
+    EXPECT_EQ(host_blocks, before);
+    inside_on_malloc = NULL;
+    inside_on_free = NULL;
+    pool_end(pool);
+    finish();
+}
+
 /* A second stream of a capture whose context cannot be had is none of it, and the capture goes on as it was. */
 TEST(a_stream_without_a_context_does_not_end_a_graph)
 {
