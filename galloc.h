@@ -5956,7 +5956,7 @@ static GAI_INLINE int gai_cache_shows(gai_cache *cache, const gai_stream *stream
    block was given to this very stream state: that use came after all its marks. */
 static GAI_INLINE int gai_block_suits(const gai_block *block, uint64_t life)
 {
-    return block->life == life && !(block->tag & GAI_SPECIAL);
+    return block->life == life && !(block->tag & (GAI_SPECIAL | GAI_WATCHED_BLOCK));
 }
 
 /* Claims a block from the program and puts it into the stream cache. GAI_TAKEN and GAI_TAKEN_EMPTY leave the claimed
@@ -9612,6 +9612,13 @@ static int gai_request_suits(const galloc_pool *pool, size_t bytes, size_t most)
     return gai_rounding_guards(pool, bytes, most) || (small && overdue >= GAI_GUARD_PATIENCE * sample);
 }
 
+/* Is the check of a sampled guard all that differs from a call without debug? Then that call takes the path that it
+   takes without debug, and what it leaves in the pool is the same. */
+static int gai_pool_checks_apart(const galloc_pool *pool)
+{
+    return pool->config.debug == GALLOC_DEBUG_GUARDS && pool->config.debug_sample >= GAI_SPARSE;
+}
+
 /* Is this allocation one of those that get a guard? If all get one, so do those that other threads make before this
    one is counted. [no lock] */
 static int gai_pool_samples(galloc_pool *pool, const galloc_request *request)
@@ -9715,7 +9722,7 @@ static void gai_block_watch(galloc_pool *pool, gai_block *block, const gai_site 
     }
     gai_lock_on(&pool->lock);
     if (guards && may) gai_block_used_until_now(block, block->stream);
-    if (may && !result) gai_set_relaxed(&block->tag, block->tag | GAI_WATCHED_BLOCK | GAI_SPECIAL);
+    if (may && !result) gai_set_relaxed(&block->tag, block->tag | GAI_WATCHED_BLOCK);
     else pool->stats.unchecked += (uint64_t)guards;
     gai_block_record_guard(pool, block, site);
     gai_lock_off(&pool->lock);
@@ -10096,7 +10103,7 @@ static void gai_block_watch_again(galloc_pool *pool, void *ptr, const gai_site *
     gai_lock_on(&pool->lock);
     block = gai_block_claim(pool, ptr);
     if (block && (failed || !gai_pool_guard(pool)))
-        gai_set_relaxed(&block->tag, block->tag | GAI_WATCHED_BLOCK | GAI_SPECIAL);
+        gai_set_relaxed(&block->tag, block->tag | GAI_WATCHED_BLOCK);
     gai_lock_off(&pool->lock);
     if (!block) return;
     if (!failed && guard) gai_block_watch(pool, block, site);
@@ -13236,20 +13243,24 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
     gai_block *block = NULL;
     gai_stream *stream = site->stream;
     size_t wanted = gai_up(bytes, GAI_UNIT);
+    int apart = 0;
     gai_lock_on(&pool->lock);
-    if (stream->life == site->life && !(pool->broken | pool->special) &&
-        !(gai_pool_is_to_watch(pool) && gai_request_suits(pool, bytes, 0))) {
+    if (stream->life == site->life && !(pool->broken | pool->special)) {
         int changed = (!empty || stream->retired) && gai_stream_see(pool, stream, site);
-        block = gai_find_plain(pool, stream, wanted);
+        int watch = gai_pool_is_to_watch(pool) && gai_request_suits(pool, bytes, 0);
+        apart = watch && gai_pool_checks_apart(pool) && gai_rounding_guards(pool, bytes, 0);
+        if (watch == apart) block = gai_find_plain(pool, stream, wanted);
         if (block && pool->separate && gai_stream_leaves(pool, stream, block, block->addr, wanted)) block = NULL;
         if (block) block = gai_block_take_first(pool, block, wanted, stream, bytes, tag);
         if (block) gai_block_count_near(pool, block);
         gai_stream_release_near(pool, stream, site, changed);
         if (block) gai_block_note_latest(pool, block, stream);
+        if (block && apart) pool->watch_at = pool->stats.mallocs + pool->config.debug_sample;
     } else if (pool->special & GAI_ROUTE_ROUNDED) {
         block = gai_pool_take_rounded(pool, site, bytes, tag);
     }
     gai_lock_off(&pool->lock);
+    if (block && apart) gai_block_watch(pool, block, site);
     return block;
 }
 
@@ -13506,6 +13517,21 @@ static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, co
     gai_lock_off(&pool->lock);
     if (own && due) gai_pool_tend(pool); /* last: a call from a callback may replace the entry */
     return own;
+}
+
+/* Before the short path of a free, in a call on the stream that the claimed block was given to: queues the check of its
+   guard, and watches the block no more. Flushes no stream cache. [no lock] */
+static void gai_pool_check_near(galloc_pool *pool, gai_block *block, const gai_site *site)
+{
+    gai_stream *stream = site->stream;
+    gai_lock_on(&pool->lock);
+    if (stream->life == site->life && block->life == site->life) {
+        gai_stream_note(stream, site);
+        stream->busy++;
+        gai_block_check(pool, block, site, 1);
+        gai_stream_release(pool, stream, site);
+    }
+    gai_lock_off(&pool->lock);
 }
 
 /* Frees a claimed block on a stream. Returns 0 if host memory is missing; nothing has changed then. [lock], released
@@ -20613,13 +20639,33 @@ static cudaError_t gai_free_long(enum gai_outcome outcome, const gai_tcache_entr
     return gai_end_giving("galloc_free", error);
 }
 
+/* The free of a block with a sampled guard: queues the check, and goes on as without debug. */
+static cudaError_t gai_free_checked(const gai_tcache_entry *entry, void *ptr, gai_block *block, cudaStream_t stream)
+{
+    galloc_pool *pool = entry->pool;
+    gai_site site = entry->site;
+    enum gai_outcome outcome;
+    int freed;
+    gai_pool_check_near(pool, block, &site);
+    gai_store_pointer(&block->lent, site.stream);
+    outcome = gai_block_by_entry(block, ptr, entry, 1);
+    freed = outcome == GAI_DONE;
+    if (outcome == GAI_TAKEN || outcome == GAI_TAKEN_EMPTY)
+        freed = gai_pool_free_near(pool, block, &site, outcome == GAI_TAKEN_EMPTY);
+    if (!freed) return gai_free_long(outcome, entry, ptr, block, stream);
+    gai_guards_tend(pool);
+    return gai_end("galloc_free", cudaSuccess);
+}
+
 GAI_APART
 static cudaError_t gai_free_slowly(enum gai_outcome outcome, const gai_tcache_entry *entry, void *ptr, gai_block *block,
                                    cudaStream_t stream)
 {
     int taken = outcome == GAI_TAKEN || outcome == GAI_TAKEN_EMPTY;
+    int watched = taken && gai_counted(&block->tag) & GAI_WATCHED_BLOCK;
     if (taken && gai_pool_free_near(entry->pool, block, &entry->site, outcome == GAI_TAKEN_EMPTY)) return cudaSuccess;
     gai_thread.caller = GAI_RETURN_ADDRESS();
+    if (watched && gai_pool_checks_apart(entry->pool)) return gai_free_checked(entry, ptr, block, stream);
     return gai_free_long(outcome, entry, ptr, block, stream);
 }
 

@@ -1490,6 +1490,50 @@ TEST(few_guards_change_no_size)
     }
 }
 
+/* With guards alone a sample changes nothing but what it checks: a program gets the same places, from the same pages, as
+   without debug, on one stream and on two. */
+TEST(sampled_guards_leave_all_places_as_they_are)
+{
+    enum { OPS = 6000, LIVE = 50 };
+    static uintptr_t places[OPS];
+    for (int i = 0; i < 4; i++) {
+        int streams = 1 + i / 2, guarded = i % 2;
+        unsigned state = 1;
+        uintptr_t base = 0;
+        static uint64_t pages, moves;
+        begin_backed(SIM_PACE_PROMPT);
+        cudaStream_t s[2] = {stream_new(), stream_new()};
+        galloc_config config = galloc_config_default();
+        if (guarded) OK(galloc_config_parse(&config, "debug:guards,debug_sample:100", NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        void *live[LIVE] = {NULL};
+        int owner[LIVE] = {0};
+        for (int k = 0; k < OPS; k++) {
+            state = state * 1664525u + 1013904223u;
+            size_t at = (state >> 8) % LIVE, bytes = 1 + (state >> 16) % (k % 3 ? KIB(4) : KIB(2000));
+            if (live[at]) OK(galloc_free(live[at], s[owner[at]]));
+            owner[at] = (int)(state >> 28) % streams;
+            live[at] = get(pool, bytes, s[owner[at]]);
+            if (!base) base = (uintptr_t)live[at];
+            if (guarded) EXPECT_EQ((uintptr_t)live[at] - base, places[k]);
+            else places[k] = (uintptr_t)live[at] - base;
+        }
+        if (guarded) EXPECT(stats_of(pool).grows == pages && stats_of(pool).moves == moves);
+        pages = stats_of(pool).grows;
+        moves = stats_of(pool).moves;
+        for (int k = 0; k < LIVE; k++)
+            if (live[k]) OK(galloc_free(live[k], s[owner[k]]));
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT((stats_of(pool).checks >= OPS / 100 - 10) == guarded);
+        EXPECT_EQ(stats_of(pool).damages + stats_of(pool).unchecked, 0);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        pool_end(pool);
+        stream_end(s[0]);
+        stream_end(s[1]);
+        finish();
+    }
+}
+
 /* A request that is not fit for a guard leaves it to the next that is. */
 TEST(requests_that_get_no_guard_leave_it_to_others)
 {
