@@ -473,7 +473,7 @@ typedef struct galloc_config {
     size_t quarantine_bytes; /* debug:quarantine keeps the blocks freed last, of so many bytes; 0 (default): 1/16 of the
                                 limit, at most 256 MiB. In a text also auto */
     uint64_t debug_sample;   /* that is done to one allocation in so many, 1 (default: to all) .. 1000000000; from 64 on
-                                to about one, whose rounding leaves the bytes of a guard */
+                                to about one, preferably where rounding leaves bytes for a guard */
     int gpu_direct_rdma;     /* 1: pages support GPUDirect RDMA, if the device does (then galloc_pool_config gives 1); 0
                                 (default): only pages that are created while on_map is set. Memory of cudaMalloc always
                                 does */
@@ -3102,6 +3102,7 @@ typedef struct gai_check {
 typedef struct gai_guards {
     uint64_t looks;    /* calls that looked at the checks; atomic */
     uint64_t pending;  /* also read without a lock */
+    uint64_t stuck;    /* the least pending since events were last queried for their sake; atomic */
     gai_check *checks; /* GAI_CHECKS of them; NULL: none was needed so far */
     unsigned char *host; /* pinned memory of GAI_CHECK_BYTES for each */
     unsigned long long context_id; /* of the pool's context when that was allocated */
@@ -6641,6 +6642,7 @@ static void gai_stream_link(galloc_pool *pool, gai_stream *stream)
     if (stream->cache.most > GAI_EVENT_BYTES || gai_cache_has_large(&stream->cache)) {
         gai_cache_shut(&stream->cache);
         (void)gai_stream_flush(pool, stream, 0);
+        if (gai_cache_has_large(&stream->cache)) gai_stream_ask(stream); /* its next call confirms and flushes it */
     }
     gai_cache_set(pool, stream);
 }
@@ -9853,7 +9855,9 @@ static int gai_guards_last(galloc_pool *pool)
    which memory is reused: a sample of few allocations leaves a few checks until the pool learns of their streams. */
 static int gai_guards_press(const galloc_pool *pool)
 {
-    return pool->config.debug_sample < GAI_SPARSE || gai_counted(&pool->guards.pending) > GAI_CHECKS_LEFT;
+    const gai_guards *guards = &pool->guards;
+    return pool->config.debug_sample < GAI_SPARSE ||
+           gai_counted(&guards->pending) > gai_counted(&guards->stuck) + GAI_CHECKS_LEFT;
 }
 
 /* An unused check, for a stream state. NULL: none is left, or no memory. [lock], may be released meanwhile. */
@@ -9928,8 +9932,11 @@ static void gai_guards_tend(galloc_pool *pool)
     int is_new = gai_thread.message_is_new;
     if (!gai_pool_pin(pool)) return;
     if (gai_counted(&pool->guards.pending)) {
-        if (gai_guards_press(pool) && gai_next(&pool->guards.looks) % GAI_POLLS == 0) gai_pool_try_poll(pool);
+        int polls = gai_guards_press(pool) && gai_next(&pool->guards.looks) % GAI_POLLS == 0;
+        if (polls) gai_pool_try_poll(pool);
         gai_guards_look(pool);
+        if (polls || gai_counted(&pool->guards.pending) < gai_counted(&pool->guards.stuck))
+            gai_set_relaxed(&pool->guards.stuck, gai_counted(&pool->guards.pending));
     }
     gai_thread.message_is_new = is_new;
     gai_pool_unpin(pool);
@@ -10093,6 +10100,7 @@ static size_t gai_block_check_end(galloc_pool *pool, gai_block *block, const gai
     }
     gai_block_check(pool, block, site, 0);
     gai_block_used_until_now(block, site->stream); /* by the copy; the block may be freed on another stream */
+    if (!gai_pool_debugs_all(pool)) return 0; /* a sampled guard enlarges no block */
     return block->recorded_uses || !gai_block_marks_precede(block, site->stream) ? 0 : gai_pool_guard(pool);
 }
 
@@ -18390,16 +18398,16 @@ static size_t gai_pool_ranges(const galloc_pool *pool, gai_range *array)
     return n;
 }
 
-/* [paging, lock] */
-static void gai_pool_replace_callbacks(galloc_pool *pool, const galloc_callbacks *call)
+/* Returns the number of the new functions. [paging, lock] */
+static uint64_t gai_pool_replace_callbacks(galloc_pool *pool, const galloc_callbacks *call)
 {
     pool->callbacks = *call;
-    pool->settings++;
+    return ++pool->settings;
 }
 
 /* Calls on_map for all mapped ranges with `paging` released; `walking` prevents unmapping meanwhile. Returns 0 if host
    memory is missing. */
-static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call)
+static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call, uint64_t *settings)
 {
     gai_range *ranges;
     gai_callback_frame saved;
@@ -18411,7 +18419,7 @@ static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call)
     if (!ranges) return 0;
     gai_lock_on(&pool->lock);
     n = gai_pool_ranges(pool, ranges);
-    gai_pool_replace_callbacks(pool, call);
+    *settings = gai_pool_replace_callbacks(pool, call);
     gai_lock_off(&pool->lock);
     pool->walking = 1;
     pool->telling++;
@@ -18439,7 +18447,7 @@ static void gai_pool_await_told(galloc_pool *pool)
 }
 
 /* Sets the callbacks of a pool. In the pool's context. [paging] */
-static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call)
+static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call, uint64_t *settings)
 {
     gai_pool_await_told(pool);
     if (pool->telling)
@@ -18448,31 +18456,32 @@ static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call
         return gai_fail(cudaErrorNotSupported, "on_map and on_unmap need backend:native, since other backends "
                         "map no pages");
     if (call->on_map)
-        return gai_pool_walk(pool, call) ? cudaSuccess
-                                         : gai_fail(cudaErrorMemoryAllocation, "no host memory for a list of ranges");
+        return gai_pool_walk(pool, call, settings)
+                   ? cudaSuccess
+                   : gai_fail(cudaErrorMemoryAllocation, "no host memory for a list of ranges");
     gai_lock_on(&pool->lock);
-    gai_pool_replace_callbacks(pool, call);
+    *settings = gai_pool_replace_callbacks(pool, call);
     gai_lock_off(&pool->lock);
     return cudaSuccess;
 }
 
-/* Returns whether an on_oom or on_reject of earlier settings is under way. [no lock] */
-static int gai_pool_still_asks(galloc_pool *pool)
+/* Returns whether an on_oom or on_reject of functions before the given ones is under way. [no lock] */
+static int gai_pool_still_asks(galloc_pool *pool, uint64_t settings)
 {
     const gai_asking *asking;
     gai_lock_on(&pool->lock);
-    for (asking = pool->asking; asking && asking->settings == pool->settings;) asking = asking->next;
+    for (asking = pool->asking; asking && asking->settings >= settings;) asking = asking->next;
     gai_lock_off(&pool->lock);
     return asking != NULL;
 }
 
 /* Waits for the on_oom and on_reject that have been replaced, in other threads. A thread inside a callback waits for
    none: another thread's callback could wait for it in turn. [no lock] */
-static void gai_pool_await_asked(galloc_pool *pool)
+static void gai_pool_await_asked(galloc_pool *pool, uint64_t settings)
 {
     unsigned round = 0;
     if (gai_thread.in_shortage || gai_thread.in_mapping) return;
-    while (gai_pool_still_asks(pool)) gai_latch_rest(round++);
+    while (gai_pool_still_asks(pool, settings)) gai_latch_rest(round++);
 }
 
 /* ==== POOL END ==================================================================================================== */
@@ -21132,15 +21141,16 @@ GALLOC_API cudaError_t galloc_pool_set_callbacks(galloc_pool *pool, const galloc
 {
     galloc_callbacks call;
     gai_scope scope;
+    uint64_t settings = 0;
     cudaError_t error = gai_pool_of_call(&pool, NULL);
     memset(&call, 0, sizeof call);
     if (callbacks) call = *callbacks;
     if (error) return gai_end(__func__, error);
     error = gai_pool_enter(pool, &scope);
     if (!error) {
-        error = gai_pool_call(pool, &call);
+        error = gai_pool_call(pool, &call, &settings);
         gai_pool_leave(pool, &scope, 0);
-        if (!error) gai_pool_await_asked(pool);
+        if (!error) gai_pool_await_asked(pool, settings);
     }
     gai_pool_unpin(pool);
     return gai_end(__func__, error);

@@ -1490,8 +1490,8 @@ TEST(few_guards_change_no_size)
     }
 }
 
-/* With guards alone a sample changes nothing but what it checks: a program gets the same places, from the same pages, as
-   without debug, on one stream and on two. */
+/* With guards alone a sample changes nothing but what it checks: a program gets the same places, from the same pages,
+   as without debug, on one stream and on two. */
 TEST(sampled_guards_leave_all_places_as_they_are)
 {
     enum { OPS = 6000, LIVE = 50 };
@@ -1532,6 +1532,50 @@ TEST(sampled_guards_leave_all_places_as_they_are)
         stream_end(s[1]);
         finish();
     }
+}
+
+/* Checks that wait for a stream that makes no more calls do not make each check of another stream record an event. */
+TEST(checks_of_an_idle_stream_press_once)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "debug:guards,debug_sample:64", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < 64 * 64; i++) OK(galloc_free(get(pool, 1000, s), s));
+    for (int i = 0; i < 32 * 64 * 64; i++) OK(galloc_free(get(pool, 1000, t), t));
+    EXPECT(stats_of(pool).driver.event_record < 32 * 64 / 2);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT(stats_of(pool).checks > 32 * 64 - 100);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* A sampled block grows into what rounding leaves as any other. It has no guard then. */
+TEST(a_sampled_block_grows_as_any_other)
+{
+    enum { N = 1000 };
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "debug:guards,debug_sample:64", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    static void *p[N];
+    for (int i = 0; i < N; i++) p[i] = get(pool, 900, s);
+    size_t bytes = stats_of(pool).allocated.current;
+    EXPECT(stats_of(pool).driver.memset >= N / 64 - 1);
+    for (int i = 0; i < N; i++) OK(galloc_resize(p[i], 1024, s));
+    EXPECT_EQ(stats_of(pool).allocated.current, bytes);
+    for (int i = 0; i < N; i++) write_at(p[i], 1000, 0, 24, s);
+    for (int i = 0; i < N; i++) OK(galloc_free(p[i], s));
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT(stats_of(pool).checks >= N / 64 - 1);
+    EXPECT_EQ(stats_of(pool).damages, 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
 }
 
 /* A request that is not fit for a guard leaves it to the next that is. */

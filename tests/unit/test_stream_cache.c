@@ -970,6 +970,31 @@ TEST(a_large_block_enters_no_cache_when_another_place_may_serve_better)
     finish();
 }
 
+/* A large block that no call has confirmed when a second stream comes goes to the pool with the first stream's next
+   call, of whatever size, with an event: then the second stream may have it. */
+TEST(a_large_block_is_left_to_a_second_stream)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *small = get(pool, KIB(64), s);
+    OK(galloc_free(get(pool, MIB(40), s), s));
+    EXPECT_EQ(kept_of(pool, s).fresh_bytes, MIB(40));
+    OK(galloc_free(get(pool, KIB(4), t), t));
+    OK(galloc_free(small, s));
+    for (int k = 0; k < 20; k++) OK(galloc_free(get(pool, KIB(64), s), s));
+    EXPECT(kept_of(pool, s).bytes < MIB(1));
+    OK(cudaDeviceSynchronize());
+    void *p = get_used(pool, MIB(40), t, 1);
+    EXPECT(stats_of(pool).reserved.current < MIB(60));
+    OK(galloc_free(p, t));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* A second stream finds what the cache of the first one held, and from then on large blocks are nobody's alone. The
    block is confirmed by a later call on its stream, or by the wait for the device, unless each call confirms. */
 TEST(a_large_block_leaves_the_cache_when_a_second_stream_comes)
