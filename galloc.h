@@ -472,8 +472,8 @@ typedef struct galloc_config {
                                 debug:guards+poison */
     size_t quarantine_bytes; /* debug:quarantine keeps the blocks freed last, of so many bytes; 0 (default): 1/16 of the
                                 limit, at most 256 MiB. In a text also auto */
-    uint64_t debug_sample;   /* that is done to one allocation in so many, 1 (default: to all) .. 1000000000; from 64 on
-                                to about one, preferably where rounding leaves bytes for a guard */
+    uint64_t debug_sample;   /* that is done to one allocation in so many, on the average, 1 (default: to all) ..
+                                1000000000; from 64 on preferably where rounding leaves bytes for a guard */
     int gpu_direct_rdma;     /* 1: pages support GPUDirect RDMA, if the device does (then galloc_pool_config gives 1); 0
                                 (default): only pages that are created while on_map is set. Memory of cudaMalloc always
                                 does */
@@ -847,8 +847,8 @@ GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
    work is complete, and galloc forgets the stream once that memory is used again or returned. Queue no work on it
    between this call and cudaStreamDestroy. Without this call reuse is still safe, but the memory that the stream freed
    last is found only when memory runs out, or after a thousand such streams: up to 2 MiB, or the stream's share of
-   1/128 of the heap if that is more (of half of the heap in a program that repeats itself). A stream that is passed to
-   galloc again counts as not retired.
+   1/128 of the heap if that is more (of half of the heap in a program that repeats itself); if it was the pool's only
+   stream, all that it freed. A stream that is passed to galloc again counts as not retired.
      stream   not captured. It is retired in all pools, or after an error in none
      Returns  also cudaErrorStreamCaptureImplicit: the legacy stream, while a blocking stream is captured */
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
@@ -2878,7 +2878,7 @@ typedef struct gai_cache {
     size_t most;
     size_t bytes;
     size_t large;      /* bytes of the one block that came while it was empty and exceeds `most` */
-    size_t serves;     /* after so many mallocs since the last flush the next goes to the pool (debug_sample) */
+    size_t serves;     /* after so many mallocs since the last flush the next goes to the pool: gai_pool_serves */
     size_t enough;     /* while it holds more than this (lane_bytes), besides that, it takes no further block */
     gai_block *orphans;
     int trusted;
@@ -3310,6 +3310,8 @@ struct galloc_pool {
 
     /* `lock` guards all groups from here to `users`. Its state, which decides the way that requests take: */
     uint64_t watch_at;   /* debug: once stats.mallocs is so large, the next allocation gets a guard; else not reached */
+    uint64_t look_at;    /* until then, stream caches need not ask for that */
+    uint64_t watch_draw; /* random numbers for watch_at */
     uint64_t special;    /* GAI_ROUTE_...: reasons why requests do not take the short path of a miss */
     uint64_t broken;     /* a sticky error: the pool refuses from then on; also read without a lock */
     gai_asking *asking;  /* calls of on_oom and on_reject that are under way */
@@ -5762,10 +5764,19 @@ static int gai_pool_debugs_all(const galloc_pool *pool)
     return pool->config.debug && pool->config.debug_sample < GAI_SPARSE;
 }
 
-/* Does the next allocation get a guard? Reset statistics make the difference wrap, hence the sign. */
-static GAI_INLINE int gai_pool_is_to_watch(const galloc_pool *pool)
+/* Does the next allocation, after so many, get a guard? Reset statistics make the difference wrap, hence the sign. */
+static GAI_INLINE int gai_pool_is_to_watch(const galloc_pool *pool, uint64_t mallocs)
 {
-    return (int64_t)(pool->stats.mallocs - pool->watch_at) >= 0;
+    return (int64_t)(mallocs - pool->watch_at) >= 0;
+}
+
+/* After so many mallocs that a stream cache serves, the pool sees whether the next one gets a guard. Other streams'
+   mallocs count too, so it looks twice as often as needed for one stream. [lock] */
+GAI_APART
+static size_t gai_pool_serves(const galloc_pool *pool, uint64_t mallocs)
+{
+    int64_t left = (int64_t)(pool->look_at - mallocs);
+    return left > 0 ? gai_min((size_t)left, (size_t)pool->config.debug_sample / 2) : 0;
 }
 
 /* ---- without the pool's lock ---- */
@@ -6143,7 +6154,7 @@ static void gai_cache_change(const galloc_pool *pool, gai_stream *stream, uint64
     cache->open = open;
     cache->most = gai_max(most, gai_cache_held(cache));
     cache->enough = pool->config.lane_bytes;
-    cache->serves = pool->config.debug ? (size_t)pool->config.debug_sample / 2 : SIZE_MAX;
+    cache->serves = pool->config.debug ? gai_pool_serves(pool, pool->stats.mallocs) : SIZE_MAX;
     cache->trusted = !pool->config.stream_check || gai_is_default_stream(stream->handle);
     cache->alone = cache->trusted ? most : gai_min(most, GAI_EVENT_BYTES);
     gai_latch_off(&cache->latch);
@@ -6224,6 +6235,7 @@ static int gai_stream_flush(galloc_pool *pool, gai_stream *stream, int confirmed
     if (cache->mallocs || cache->blocks) {
         gai_cache_tell(cache, &pool->stats);
         if (cache->mallocs) stream->handed = gai_stream_stamp(stream);
+        cache->serves -= cache->mallocs;
         cache->mallocs = 0;
         cache->live_in = cache->live_out = cache->allocated_in = 0;
         cache->blocks = cache->bytes = 0;
@@ -9588,9 +9600,8 @@ static void gai_pool_tend(galloc_pool *pool)
 #define GAI_CHECKS_LEFT 64 /* so many wait for the program's own events if debug_sample >= GAI_SPARSE */
 #define GAI_QUARANTINE_MOST (256 * GAI_MIB)
 #define GAI_GUARD_LEAST 16 /* bytes left by rounding that are used as a guard if debug_sample >= GAI_SPARSE */
-#define GAI_GUARD_PATIENCE 16 /* so many samples may pass until a request gets a guard of its own for want of them */
-#define GAI_SAMPLE_MOST GAI_MIB /* larger requests never get one of their own then, and are not kept: of another size,
-                                   they would need other pages, and pages would move */
+#define GAI_GUARD_LOOKS 16 /* so often in debug_sample allocations a due guard makes stream caches ask the pool */
+#define GAI_SAMPLE_MOST GAI_MIB /* larger blocks are not poisoned and kept then: pages would move */
 #define GAI_POLLS 8 /* every so many calls ask how far the streams are */
 
 /* Does the rounding of a request leave bytes that suffice as a guard? `most`: its max_bytes */
@@ -9600,20 +9611,6 @@ static int gai_rounding_guards(const galloc_pool *pool, size_t bytes, size_t mos
            gai_rounded(pool, bytes) - bytes >= GAI_GUARD_LEAST;
 }
 
-/* Is a request fit for the guard that is due? A sample of few allocations is to change nothing else than what it
-   checks: sizes stay as they are, and hence places and pages. So requests are chosen whose rounding leaves a guard,
-   unless none came for long. [lock] */
-GAI_APART
-static int gai_request_suits(const galloc_pool *pool, size_t bytes, size_t most)
-{
-    uint64_t sample = pool->config.debug_sample, overdue = pool->stats.mallocs - pool->watch_at;
-    int small = bytes <= GAI_SAMPLE_MOST;
-    if (sample < GAI_SPARSE) return 1;
-    if (!(pool->config.debug & GALLOC_DEBUG_GUARDS)) return small;
-    if (!small && pool->config.debug != GALLOC_DEBUG_GUARDS) return 0;
-    return gai_rounding_guards(pool, bytes, most) || (small && overdue >= GAI_GUARD_PATIENCE * sample);
-}
-
 /* Is the check of a sampled guard all that differs from a call without debug? Then that call takes the path that it
    takes without debug, and what it leaves in the pool is the same. */
 static int gai_pool_checks_apart(const galloc_pool *pool)
@@ -9621,15 +9618,40 @@ static int gai_pool_checks_apart(const galloc_pool *pool)
     return pool->config.debug == GALLOC_DEBUG_GUARDS && pool->config.debug_sample >= GAI_SPARSE;
 }
 
-/* Is this allocation one of those that get a guard? If all get one, so do those that other threads make before this
-   one is counted. [no lock] */
+/* Is what is due after so many allocations done to a request? A sample of few is to change nothing else than what it
+   checks: sizes stay as they are, and hence places and pages. So for guards alone requests are chosen whose rounding
+   leaves one. After another request, stream caches serve a few before they ask again. [lock] */
+GAI_APART
+static int gai_request_chosen(galloc_pool *pool, uint64_t mallocs, size_t bytes, size_t most)
+{
+    uint64_t sample = pool->config.debug_sample;
+    int chosen = gai_pool_checks_apart(pool) ? gai_rounding_guards(pool, bytes, most) : bytes <= GAI_SAMPLE_MOST;
+    if (sample < GAI_SPARSE) return 1;
+    if (!chosen) pool->look_at = mallocs + sample / GAI_GUARD_LOOKS;
+    return chosen;
+}
+
+/* An allocation, after so many, gets the guard that was due. The distance to the next one varies between 1/2 and 3/2 of
+   debug_sample: else a program with a fixed number of allocations in each step might have the same one guarded in all
+   steps. A program that repeats itself has the same ones guarded. [lock] */
+static void gai_pool_note_watch(galloc_pool *pool, uint64_t mallocs)
+{
+    uint64_t half = pool->config.debug_sample / 2;
+    pool->watch_draw = pool->watch_draw * 0x5851f42d4c957f2d + 0x14057b7ef767814f; /* MMIX, by D. E. Knuth */
+    pool->watch_at = mallocs + pool->config.debug_sample - half + (pool->watch_draw >> 32) % (2 * half + 1);
+    pool->look_at = pool->watch_at;
+}
+
+/* Is this full call one of those whose block gets a guard? If all get one, so do those that other threads make before
+   this one is counted. [no lock] */
 static int gai_pool_samples(galloc_pool *pool, const galloc_request *request)
 {
     uint64_t sample = pool->config.debug_sample;
     int chosen;
     gai_lock_on(&pool->lock);
-    chosen = gai_pool_is_to_watch(pool) && gai_request_suits(pool, request->bytes, request->max_bytes);
-    if (chosen && sample > 1) pool->watch_at = pool->stats.mallocs + sample;
+    chosen = gai_pool_is_to_watch(pool, pool->stats.mallocs) &&
+             gai_request_chosen(pool, pool->stats.mallocs, request->bytes, request->max_bytes);
+    if (chosen && sample > 1) gai_pool_note_watch(pool, pool->stats.mallocs);
     gai_lock_off(&pool->lock);
     return chosen;
 }
@@ -9639,13 +9661,12 @@ static size_t gai_pool_guard(const galloc_pool *pool)
     return pool->config.debug & GALLOC_DEBUG_GUARDS ? GAI_GUARD_BYTES : 0;
 }
 
-/* The request with a guard. Sizes that are refused in any case stay as they are. */
+/* The request with a guard. A sample has only what rounding leaves, and sizes that are refused stay as they are. */
 static galloc_request gai_request_guarded(const galloc_pool *pool, const galloc_request *request)
 {
     galloc_request guarded = *request;
     size_t most = (size_t)1 << (GAI_ADDRESS_BITS - 2);
-    if (pool->config.debug_sample >= GAI_SPARSE && gai_rounding_guards(pool, request->bytes, request->max_bytes))
-        return guarded;
+    if (pool->config.debug_sample >= GAI_SPARSE) return guarded;
     if (request->bytes <= most) guarded.bytes += gai_pool_guard(pool);
     if (request->max_bytes && request->max_bytes <= most) guarded.max_bytes += gai_pool_guard(pool);
     return guarded;
@@ -9656,6 +9677,13 @@ static galloc_request gai_request_guarded(const galloc_pool *pool, const galloc_
 static int gai_site_may_act(const gai_site *site)
 {
     return !site->capture_forbids && site->own_context;
+}
+
+/* May debug queue work at this call? On a default stream the next allocation waits for it: not with a limit. */
+static int gai_site_may_check(const galloc_pool *pool, const gai_site *site)
+{
+    int unlimited = pool->config.wait_limit_ms == UINT64_MAX;
+    return gai_site_may_act(site) && !site->stream->retired && (unlimited || !gai_is_default_stream(site->handle));
 }
 
 /* The parts of a range that are set and checked: all of it, or both ends. */
@@ -9713,7 +9741,7 @@ static void gai_block_watch(galloc_pool *pool, gai_block *block, const gai_site 
 {
     gai_range parts[2];
     gai_scope scope;
-    int guards = gai_pool_guard(pool) != 0, may = gai_site_may_act(site);
+    int guards = gai_pool_guard(pool) != 0, may = gai_site_may_check(pool, site);
     CUresult result = CUDA_SUCCESS;
     gai_block_guard(block, parts);
     if (guards && may) result = gai_pool_reach(pool, site, &scope);
@@ -10047,13 +10075,6 @@ static int gai_block_is_to_keep(const galloc_pool *pool, const gai_block *block)
            block->bytes <= gai_pool_quarantine(pool);
 }
 
-/* May debug queue work at this call? On a default stream the next allocation would wait for it: not with a limit. */
-static int gai_site_may_check(const galloc_pool *pool, const gai_site *site)
-{
-    int unlimited = pool->config.wait_limit_ms == UINT64_MAX;
-    return gai_site_may_act(site) && !site->stream->retired && (unlimited || !gai_is_default_stream(site->handle));
-}
-
 /* Queues a check of the guard of a claimed block, in a call on a stream whose state is held. `frees`: the call frees
    the block, and no other stream uses it, so it is poisoned as well. Then the block is not watched any more. [lock],
    released meanwhile. */
@@ -10080,12 +10101,12 @@ static void gai_block_check(galloc_pool *pool, gai_block *block, const gai_site 
         gai_lock_on(&pool->lock);
         stream->handed = stream->epoch;
         if (gai_guards_press(pool)) gai_stream_ask(stream);
-        gai_stream_unsettle(pool, stream);
         if (poison && !result && gai_block_is_to_keep(pool, block))
             gai_set_relaxed(&block->tag, block->tag | GAI_TO_KEEP);
     }
     if (check && result) gai_check_fail(check);
     if (check) check->epoch = stream->epoch;
+    gai_stream_unsettle(pool, stream); /* unchecked, too: the guard may still be about to be set */
     pool->stats.unchecked += guards && (!check || result);
 }
 
@@ -13221,6 +13242,41 @@ static GAI_INLINE void gai_stream_release_near(galloc_pool *pool, gai_stream *st
     gai_stream_release(pool, stream, site);
 }
 
+/* Does this plain request get the guard that may be due? [lock] */
+static GAI_INLINE int gai_pool_watches_next(galloc_pool *pool, size_t bytes)
+{
+    return gai_pool_is_to_watch(pool, pool->stats.mallocs) && gai_request_chosen(pool, pool->stats.mallocs, bytes, 0);
+}
+
+/* A block for a request that the stream cache did not serve since the pool had to see whether a guard is due. The cache
+   is not flushed, so that blocks have the places that they have without debug. NULL: it did not serve it for another
+   reason, or the full call is to set the guard. [no lock] */
+GAI_APART
+static gai_block *gai_cache_pop_seen(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag)
+{
+    gai_stream *stream = site->stream;
+    gai_cache *cache = &stream->cache;
+    gai_block *block = NULL;
+    enum gai_outcome outcome;
+    int apart = 0;
+    gai_lock_on(&pool->lock);
+    gai_latch_on(&cache->latch);
+    if (cache->open == site->life && cache->mallocs >= cache->serves) {
+        uint64_t mallocs = pool->stats.mallocs + cache->mallocs;
+        int watch = gai_pool_is_to_watch(pool, mallocs) && gai_request_chosen(pool, mallocs, bytes, 0);
+        apart = watch && gai_pool_checks_apart(pool);
+        cache->serves = SIZE_MAX;
+        if (watch == apart) block = gai_cache_pop(cache, gai_rounded(pool, bytes), bytes, tag, &outcome);
+        if (block) gai_store_pointer(&block->lent, stream);
+        if (block && apart) gai_pool_note_watch(pool, mallocs);
+        cache->serves = cache->mallocs + gai_pool_serves(pool, mallocs);
+    }
+    gai_latch_off(&cache->latch);
+    gai_lock_off(&pool->lock);
+    if (block && apart) gai_block_watch(pool, block, site);
+    return block;
+}
+
 /* The short path for rounded sizes. [lock] */
 GAI_APART
 static gai_block *gai_pool_take_rounded(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag)
@@ -13230,7 +13286,7 @@ static gai_block *gai_pool_take_rounded(galloc_pool *pool, const gai_site *site,
     gai_block *block = NULL;
     int changed;
     if (pool->broken || pool->special & ~(uint64_t)GAI_ROUTE_ROUNDED || stream->life != site->life ||
-        (gai_pool_is_to_watch(pool) && gai_request_suits(pool, bytes, 0)))
+        gai_pool_watches_next(pool, bytes))
         return NULL;
     if (pool->variant.take_near && wanted <= GAI_SLOT_MOST)
         return pool->variant.take_near(pool, site, wanted, bytes, tag);
@@ -13255,15 +13311,15 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
     gai_lock_on(&pool->lock);
     if (stream->life == site->life && !(pool->broken | pool->special)) {
         int changed = (!empty || stream->retired) && gai_stream_see(pool, stream, site);
-        int watch = gai_pool_is_to_watch(pool) && gai_request_suits(pool, bytes, 0);
-        apart = watch && gai_pool_checks_apart(pool) && gai_rounding_guards(pool, bytes, 0);
+        int watch = gai_pool_watches_next(pool, bytes);
+        apart = watch && gai_pool_checks_apart(pool);
         if (watch == apart) block = gai_find_plain(pool, stream, wanted);
         if (block && pool->separate && gai_stream_leaves(pool, stream, block, block->addr, wanted)) block = NULL;
         if (block) block = gai_block_take_first(pool, block, wanted, stream, bytes, tag);
         if (block) gai_block_count_near(pool, block);
         gai_stream_release_near(pool, stream, site, changed);
         if (block) gai_block_note_latest(pool, block, stream);
-        if (block && apart) pool->watch_at = pool->stats.mallocs + pool->config.debug_sample;
+        if (block && apart) gai_pool_note_watch(pool, pool->stats.mallocs);
     } else if (pool->special & GAI_ROUTE_ROUNDED) {
         block = gai_pool_take_rounded(pool, site, bytes, tag);
     }
@@ -17954,7 +18010,7 @@ static CUresult gai_pool_begin_variant(galloc_pool *pool)
     pool->lost_on_reset = !config->expandable_segments;
     gai_pool_choose_rounding(pool);
     pool->caches_off = (pool->variant.no_caches || config->stats_exact) | gai_pool_debugs_all(pool) << 3;
-    pool->watch_at = config->debug ? pool->stats.mallocs : pool->stats.mallocs + INT64_MAX;
+    pool->watch_at = pool->look_at = pool->stats.mallocs + (config->debug ? 0 : INT64_MAX);
     pool->caches_off |= pool->tool << 4;
     pool->special |= pool->tool ? GAI_ROUTE_TOOL : 0;
     gai_pool_route_history(pool);
@@ -20536,7 +20592,8 @@ static int gai_malloc_near(enum gai_outcome outcome, gai_tcache_entry *entry, vo
 {
     gai_block *block = NULL;
     if (outcome == GAI_LONG || bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2)) return 0;
-    block = gai_pool_take_near(entry->pool, &entry->site, bytes, tag, outcome == GAI_KNOWN_EMPTY);
+    if (entry->pool->config.debug) block = gai_cache_pop_seen(entry->pool, &entry->site, bytes, tag);
+    if (!block) block = gai_pool_take_near(entry->pool, &entry->site, bytes, tag, outcome == GAI_KNOWN_EMPTY);
     if (!block) return 0;
     gai_tcache_gave(entry, block, block->addr, ptr);
     return 1;
@@ -20674,7 +20731,8 @@ static cudaError_t gai_free_slowly(enum gai_outcome outcome, const gai_tcache_en
     int watched = taken && gai_counted(&block->tag) & GAI_WATCHED_BLOCK;
     if (taken && gai_pool_free_near(entry->pool, block, &entry->site, outcome == GAI_TAKEN_EMPTY)) return cudaSuccess;
     gai_thread.caller = GAI_RETURN_ADDRESS();
-    if (watched && gai_pool_checks_apart(entry->pool)) return gai_free_checked(entry, ptr, block, stream);
+    if (watched && gai_pool_checks_apart(entry->pool) && !gai_is_default_stream(entry->site.handle))
+        return gai_free_checked(entry, ptr, block, stream);
     return gai_free_long(outcome, entry, ptr, block, stream);
 }
 
@@ -21252,6 +21310,7 @@ GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
     gai_stat_reset(&stats->blocks, &now.blocks);
     stats->mallocs -= now.mallocs;
     pool->watch_at -= now.mallocs;
+    pool->look_at -= now.mallocs;
     stats->frees -= now.frees;
     stats->hits -= now.hits;
     stats->failures = stats->rejections = stats->grows = 0;

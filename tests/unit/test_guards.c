@@ -1429,6 +1429,35 @@ TEST(few_guarded_blocks_leave_the_others_to_the_caches)
     finish();
 }
 
+/* Calls that flush the stream caches keep no allocation from its guard, however often a program makes them. */
+TEST(flushes_of_the_caches_leave_the_sample_as_it_is)
+{
+    enum { SAMPLE = 64, PAIRS = 100 * SAMPLE };
+    for (int kind = 0; kind < 6; kind++) {
+        begin_backed(SIM_PACE_PROMPT);
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, "debug:guards,debug_sample:64", NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        for (int i = 1; i <= PAIRS; i++) {
+            void *p = get(pool, 1000, s);
+            int due = i % (kind < 3 ? 20 : SAMPLE / 2) == 0;
+            if (due && kind % 3 == 0) OK(galloc_resize(p, 1000, s));
+            if (due && kind % 3 == 1) OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+            OK(galloc_free(p, s));
+            if (due && kind % 3 == 2) OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+            if (due && kind % 3 == 2) OK(galloc_pool_stats_reset(pool));
+        }
+        OK(cudaStreamSynchronize(s));
+        /* every guard is checked at the free, or just before it by the resize; the last few wait */
+        long guards = sim_calls("cuMemsetD8Async");
+        EXPECT(guards >= PAIRS / SAMPLE / 2 && guards <= 2 * PAIRS / SAMPLE);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* So it is where sizes are rounded: blocks of many sizes, more than caches have, and each in so many has a guard. */
 TEST(rounded_blocks_are_sampled_too)
 {
@@ -1456,7 +1485,7 @@ TEST(rounded_blocks_are_sampled_too)
 }
 
 /* Where few blocks are guarded, their guards are the bytes that rounding leaves, so that no size changes. If all sizes
-   are round, a request of up to 1 MiB gets a guard of its own once 16 samples have gone by; a larger one never. */
+   are round, there are no guards. */
 TEST(few_guards_change_no_size)
 {
     enum { SAMPLE = 100, PAIRS = 40 * SAMPLE };
@@ -1464,7 +1493,7 @@ TEST(few_guards_change_no_size)
         const char *debug;
         size_t bytes, most, least, guards;
     } cases[] = {{"guards", KIB(64) - 16, KIB(64), 38, 40},   {"guards", MIB(3) - 100, MIB(3), 38, 40},
-                 {"guards", KIB(64), KIB(64) + 512, 1, 3},    {"guards", KIB(64) - 15, KIB(64) + 512, 1, 3},
+                 {"guards", KIB(64), KIB(64), 0, 0},          {"guards", KIB(64) - 15, KIB(64), 0, 0},
                  {"guards", MIB(3), MIB(3), 0, 0},            {"guards+poison", MIB(3) - 100, MIB(3), 0, 0},
                  {"guards+poison", KIB(64) - 16, KIB(64), 38, 40}};
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
@@ -1491,13 +1520,13 @@ TEST(few_guards_change_no_size)
 }
 
 /* With guards alone a sample changes nothing but what it checks: a program gets the same places, from the same pages,
-   as without debug, on one stream and on two. */
+   as without debug, on one stream and on two, for sizes that come once and for sizes that stream caches serve. */
 TEST(sampled_guards_leave_all_places_as_they_are)
 {
     enum { OPS = 6000, LIVE = 50 };
     static uintptr_t places[OPS];
-    for (int i = 0; i < 4; i++) {
-        int streams = 1 + i / 2, guarded = i % 2;
+    for (int i = 0; i < 8; i++) {
+        int few = i / 4, streams = 1 + i / 2 % 2, guarded = i % 2;
         unsigned state = 1;
         uintptr_t base = 0;
         static uint64_t pages, moves;
@@ -1511,8 +1540,9 @@ TEST(sampled_guards_leave_all_places_as_they_are)
         for (int k = 0; k < OPS; k++) {
             state = state * 1664525u + 1013904223u;
             size_t at = (state >> 8) % LIVE, bytes = 1 + (state >> 16) % (k % 3 ? KIB(4) : KIB(2000));
+            if (few) bytes = (state >> 20) % 16 ? 512 * (1 + bytes % 3) : 300 * (1 + bytes % 3);
             if (live[at]) OK(galloc_free(live[at], s[owner[at]]));
-            owner[at] = (int)(state >> 28) % streams;
+            if (!few || k % 200 == 0) owner[at] = (int)(state >> 28) % streams;
             live[at] = get(pool, bytes, s[owner[at]]);
             if (!base) base = (uintptr_t)live[at];
             if (guarded) EXPECT_EQ((uintptr_t)live[at] - base, places[k]);
@@ -1524,12 +1554,105 @@ TEST(sampled_guards_leave_all_places_as_they_are)
         for (int k = 0; k < LIVE; k++)
             if (live[k]) OK(galloc_free(live[k], s[owner[k]]));
         OK(galloc_pool_trim(pool, 0, NULL));
-        EXPECT((stats_of(pool).checks >= OPS / 100 - 10) == guarded);
+        EXPECT((stats_of(pool).checks >= OPS / 100 / (few ? 3U : 1U) - 10) == guarded);
         EXPECT_EQ(stats_of(pool).damages + stats_of(pool).unchecked, 0);
         EXPECT_EQ(galloc_pool_check(pool), 0);
         pool_end(pool);
         stream_end(s[0]);
         stream_end(s[1]);
+        finish();
+    }
+}
+
+/* Once the device has been waited for, memory of a default stream may be used on any stream at once. A check that is
+   queued there does not read what the next block contains. */
+TEST(sampled_checks_of_a_default_stream_race_with_nothing)
+{
+    cudaStream_t defaults[] = {0, cudaStreamLegacy, cudaStreamPerThread};
+    for (int kind = 0; kind < 3; kind++) {
+        begin_backed(SIM_PACE_RANDOM);
+        cudaStream_t s = stream_new(), d = defaults[kind];
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, "debug:guards,debug_sample:64", NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        for (int i = 0; i < 20 * 64; i++) {
+            size_t bytes = i % 2 ? 1000 : 1024;
+            void *p = get(pool, bytes, d);
+            write_at(p, 0, i % 100, bytes, s);
+            OK(cudaDeviceSynchronize());
+            OK(galloc_free(p, d));
+        }
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT(stats_of(pool).checks > 10);
+        EXPECT_EQ(stats_of(pool).damages, 0);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
+/* A program that makes the same allocations in each step, as many as debug_sample or a divisor of it, has each of them
+   guarded in its turn, whether stream caches serve them or not. */
+TEST(each_allocation_of_a_step_is_sampled)
+{
+    enum { SAMPLE = 64, STEPS = 1200 };
+    static const char *const settings[] = {"debug:guards,debug_sample:64", "debug:guards,debug_sample:64,lane_bytes:0",
+                                           "debug:guards+poison,debug_sample:64", "debug:guards,debug_sample:16"};
+    for (int kind = 0; kind < 8; kind++) {
+        int each = kind / 4 ? SAMPLE : SAMPLE / 4, guarded[SAMPLE] = {0}, all = 1;
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, settings[kind % 4], NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        for (int step = 0; step < STEPS; step++)
+            for (int i = 0; i < each; i++) {
+                long before = sim_calls("cuMemsetD8Async");
+                void *p = get(pool, 1000, s);
+                guarded[i] += sim_calls("cuMemsetD8Async") != before;
+                OK(galloc_free(p, s));
+            }
+        int sum = 0, period = kind % 4 == 3 ? 16 : SAMPLE;
+        for (int i = 0; i < each; sum += guarded[i++]) all = all && guarded[i];
+        EXPECT(all);
+        EXPECT(sum > STEPS * each / period * 7 / 8 && sum < STEPS * each / period * 9 / 8);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
+/* With a limit of waits nothing is checked on a default stream, and no guard is set there: the next block would be in
+   use on another stream before. So would it be after a free for which there is no check left. */
+TEST(guards_of_a_default_stream_race_with_nothing)
+{
+    enum { CHECKS = 1024 };
+    for (int kind = 0; kind < 3; kind++) {
+        begin_backed(SIM_PACE_RANDOM);
+        cudaStream_t s = stream_new(), t = stream_new();
+        void *held[CHECKS];
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, kind == 1 ? "debug:guards,wait_limit_ms:1000" : "debug:guards", NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        for (int i = 0; kind == 2 && i < CHECKS; i++) held[i] = get(pool, 900, t);
+        sim_hold(t, kind == 2);
+        for (int i = 0; kind == 2 && i < CHECKS; i++) OK(galloc_free(held[i], t));
+        for (int i = 0; i < 100; i++) {
+            OK(galloc_free(get(pool, 900, cudaStreamLegacy), cudaStreamLegacy));
+            void *p = get(pool, 1280, cudaStreamLegacy);
+            write_at(p, 0, 1, 1280, s);
+            OK(cudaStreamSynchronize(s));
+            OK(galloc_free(p, cudaStreamLegacy));
+        }
+        sim_hold(t, 0);
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(stats_of(pool).checks + stats_of(pool).unchecked, 200 + (kind == 2) * CHECKS);
+        if (kind == 1) EXPECT_EQ(sim_calls("cuStreamSynchronize"), 0);
+        EXPECT_EQ(stats_of(pool).unchecked, kind ? 200 : 0);
+        EXPECT_EQ(stats_of(pool).damages, 0);
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
         finish();
     }
 }
@@ -1595,7 +1718,7 @@ TEST(requests_that_get_no_guard_leave_it_to_others)
         OK(galloc_free(get(pool, 1000, s), s));
     }
     OK(galloc_pool_trim(pool, 0, NULL));
-    EXPECT(stats_of(pool).checks >= 38 && stats_of(pool).checks <= 40);
+    EXPECT(stats_of(pool).checks >= 34 && stats_of(pool).checks <= 44); /* 40 on the average */
     pool_end(pool);
     stream_end(s);
     finish();
@@ -1612,16 +1735,16 @@ TEST(few_checks_record_no_events)
         galloc_config config = galloc_config_default();
         OK(galloc_config_parse(&config, each ? "debug:guards" : "debug:guards,debug_sample:64", NULL, 0));
         galloc_pool *pool = pool_new(&config);
-        for (int i = 0; i < 64 * 64; i++) {
+        for (int i = 0; i < 54 * 64; i++) {
             void *p = get(pool, 1000, s);
             write_at(p, 1000, 0, 1, s);
             OK(galloc_free(p, s));
         }
         EXPECT_EQ(stats_of(pool).driver.event_record != 0, each);
         EXPECT_EQ(stats_of(pool).damages != 0, each);
-        for (int i = 0; i < 16 * 64; i++) OK(galloc_free(get(pool, 1000, s), s));
+        for (int i = 0; i < 24 * 64; i++) OK(galloc_free(get(pool, 1000, s), s));
         EXPECT(stats_of(pool).driver.event_record != 0);
-        EXPECT(stats_of(pool).damages >= 60);
+        EXPECT(stats_of(pool).damages >= 48);
         pool_end(pool);
         stream_end(s);
         finish();
@@ -2354,11 +2477,11 @@ TEST(each_default_stream_waits_for_the_work_of_debug_on_it)
         begin_backed(SIM_PACE_STILL);
         cudaStream_t s = stream_new();
         galloc_config config = galloc_config_default();
-        OK(galloc_config_parse(&config, "debug:guards+poison,debug_sample:64,lane_bytes:0", NULL, 0));
+        OK(galloc_config_parse(&config, "debug:guards,debug_sample:64,lane_bytes:0", NULL, 0));
         galloc_pool *pool = pool_new(&config);
         void *p[2], *q;
-        p[0] = get(pool, KIB(4) - 100, second); /* watched, as every 64th of them is */
-        for (int n = 0; n < 63; n++) {
+        p[0] = get(pool, KIB(4) - 100, second); /* watched, as the next one that may be after 32 to 96 */
+        for (int n = 0; n < 96; n++) {
             q = get(pool, KIB(64), first);
             OK(galloc_free(q, first));
         }
