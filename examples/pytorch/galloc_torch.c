@@ -375,6 +375,7 @@ typedef struct group {
     unsigned long long key; /* of the last begin; 2.0 to 2.2 name it at the end, in place of the pool */
     int open;               /* begins without an end */
     int begun;              /* galloc_graph_begin has been called since the first of them */
+    cudaStream_t stream;    /* with `begun`: that call's */
     int uses;               /* begins that PyTorch has not released */
 } group;
 
@@ -388,11 +389,35 @@ static group *group_find(int device, pool_id id)
     return g;
 }
 
+/* [lock] */
+static void group_end(group *g)
+{
+    if (!g || !g->open || --g->open) return;
+    (void)__atomic_sub_fetch(&open_groups, 1, __ATOMIC_RELAXED);
+    if (g->begun) (void)galloc_graph_end(g->graph);
+    g->begun = 0;
+}
+
+/* PyTorch 2.3 and later do not name the end of a pool whose capture has failed. It has ended when its stream is no
+   longer captured: otherwise later captures of the stream, into other pools, would share its memory. [lock] */
+static void end_failed_groups(int device)
+{
+    enum cudaStreamCaptureStatus status;
+    group *g;
+    for (g = groups; g; g = g->next) {
+        cudaError_t error = cudaPeekAtLastError();
+        if (!g->begun || g->device != device) continue;
+        if (quiet(error, cudaStreamIsCapturing(g->stream, &status)) != cudaSuccess) continue;
+        while (g->open && status == cudaStreamCaptureStatusNone) group_end(g);
+    }
+}
+
 /* Captures of the device belong to this pool from now on. Without host memory each graph has memory of its own. */
 static void group_begin(int device, pool_id id, unsigned long long key)
 {
     group *g;
     (void)pthread_mutex_lock(&lock);
+    end_failed_groups(device);
     g = group_find(device, id);
     if (!g && (g = calloc(1, sizeof *g)) != NULL) {
         g->id = id;
@@ -406,15 +431,6 @@ static void group_begin(int device, pool_id id, unsigned long long key)
         if (!g->open++) (void)__atomic_add_fetch(&open_groups, 1, __ATOMIC_RELAXED);
     }
     (void)pthread_mutex_unlock(&lock);
-}
-
-/* [lock] */
-static void group_end(group *g)
-{
-    if (!g || !g->open || --g->open) return;
-    (void)__atomic_sub_fetch(&open_groups, 1, __ATOMIC_RELAXED);
-    if (g->begun) (void)galloc_graph_end(g->graph);
-    g->begun = 0;
 }
 
 static void group_end_named(int device, pool_id id)
@@ -465,7 +481,7 @@ static void group_join(int device, galloc_pool *pool, cudaStream_t stream)
     }
     if (n == 1 && !only->begun && quiet(error, cudaStreamIsCapturing(stream, &status)) == cudaSuccess &&
         status == cudaStreamCaptureStatusActive)
-        only->begun = galloc_graph_begin(&only->graph, pool, stream) == cudaSuccess;
+        only->begun = galloc_graph_begin(&only->graph, pool, stream) == cudaSuccess, only->stream = stream;
     (void)pthread_mutex_unlock(&lock);
 }
 

@@ -632,23 +632,28 @@ static cudaGraphExec_t capture(cudaStream_t stream, void **result)
     return exec;
 }
 
-/* Captures twice into one pool or two, replays, and destroys; `release` selects the hooks of 2.3, 2.1 or 2.0. */
-static size_t captured_twice(MempoolId first, MempoolId second, int release)
+/* Begins a capture into a pool; `release` selects the hooks of 2.3, 2.1 or 2.0. Returns the capture's id. */
+static unsigned long long begin_capture(int release, cudaStream_t stream, MempoolId id)
 {
-    cudaStream_t stream = stream_new();
+    unsigned long long capture_id = 0;
+    cudaStreamCaptureStatus status;
+    if (release == 23) torch_begin(0, id, [](cudaStream_t) { return true; });
+    if (release == 21) torch_begin_2_1(0, stream, id);
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    OK(cudaStreamGetCaptureInfo(stream, &status, &capture_id));
+    if (release == 20) torch_begin_2_0(0, capture_id, id);
+    return capture_id;
+}
+
+/* Captures twice into one pool or two, replays, and destroys. */
+static size_t captured_twice(cudaStream_t stream, MempoolId first, MempoolId second, int release)
+{
     cudaGraphExec_t execs[2];
     void *results[2];
     size_t most;
     for (int i = 0; i < 2; i++) {
         MempoolId id = i ? second : first;
-        int filtered = 0;
-        unsigned long long capture_id = 0;
-        cudaStreamCaptureStatus status;
-        if (release == 23) torch_begin(0, id, [&](cudaStream_t) { return ++filtered > 0; });
-        if (release == 21) torch_begin_2_1(0, stream, id);
-        OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-        OK(cudaStreamGetCaptureInfo(stream, &status, &capture_id));
-        if (release == 20) torch_begin_2_0(0, capture_id, id);
+        unsigned long long capture_id = begin_capture(release, stream, id);
         execs[i] = capture(stream, &results[i]);
         if (release == 23) torch_end(0, id);
         if (release == 21) torch_end_2_1(0, stream);
@@ -676,14 +681,40 @@ TEST(graphs_of_one_pool_share_memory)
     static const int releases[] = {23, 21, 20};
     for (int release : releases) {
         begin(1, SIM_PACE_STILL, nullptr);
-        size_t shared = captured_twice({0, 1}, {0, 1}, release);
+        size_t shared = captured_twice(stream_new(), {0, 1}, {0, 1}, release);
         finish();
         begin(1, SIM_PACE_STILL, nullptr);
-        size_t apart = captured_twice({0, 1}, {0, 2}, release);
+        size_t apart = captured_twice(stream_new(), {0, 1}, {0, 2}, release);
         finish();
         EXPECT(shared < MiB(80));
         EXPECT(apart >= MiB(128));
     }
+}
+
+/* A capture fails, and PyTorch 2.3 and later then name no end of its pool. The program captures again. */
+static void captures_after_a_failed_one(MempoolId failed)
+{
+    begin(1, SIM_PACE_STILL, nullptr);
+    cudaStream_t stream = stream_new(), forked = stream_new();
+    cudaGraph_t graph = nullptr;
+    (void)begin_capture(23, stream, failed);
+    void *lost = torch_malloc(MiB(4), 0, stream);
+    follow(stream, forked);
+    put(forked, lost, MiB(4), 9); /* and this work is not joined */
+    EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureUnjoined);
+    (void)cudaGetLastError();
+    torch_free(lost, MiB(4), 0, stream);
+    EXPECT(captured_twice(stream, {0, 1}, {0, 2}, 23) >= MiB(128));
+    torch_reset();
+    EXPECT(captured_twice(stream, {0, 3}, {0, 3}, 23) < MiB(80));
+    torch_release(0, failed);
+    finish();
+}
+
+TEST(later_graphs_share_nothing_through_a_capture_that_failed)
+{
+    captures_after_a_failed_one({0, 1});
+    captures_after_a_failed_one({0, 9});
 }
 
 /* Which of two pools a capture belongs to cannot be told, so it belongs to neither: a later graph of one of them shares
