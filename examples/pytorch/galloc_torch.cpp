@@ -253,9 +253,41 @@ void out_of_memory(size_t bytes, int device, cudaStream_t stream)
     for (auto &observer : observers) observer(device, bytes, held, free);
 }
 
-void *counted_malloc(size_t bytes, int device, cudaStream_t stream)
+/* Takes note of a new block. */
+void remember(void *p, size_t bytes, int device, cudaStream_t stream)
 {
     auto &s = state();
+    Context context = gather(RecordContext::STATE);
+    std::lock_guard<std::mutex> guard(s.mutex);
+    MempoolId_t pool = s.pool_of(device, stream);
+    DeviceStats &stats = s.device(device);
+    s.blocks[p] = Block{bytes, device, stream, pool, context};
+    count(stats, bytes, [](auto &stat, size_t n) { grow(stat, n); });
+    if (s.recording || !s.trackers.empty())
+        s.note(entry(TraceEntry::ALLOC, device, size_t(p), bytes, stream, std::move(context), pool));
+}
+
+/* Takes a block out of the counters. [mutex] */
+void forget(std::unordered_map<void *, Block>::iterator block)
+{
+    auto &s = state();
+    count(s.device(block->second.device), block->second.bytes, [](auto &stat, size_t n) { shrink(stat, n); });
+    s.blocks.erase(block);
+}
+
+/* Gives back a block that PyTorch will not get. */
+void withdraw(void *p, size_t bytes, int device, cudaStream_t stream)
+{
+    {
+        std::lock_guard<std::mutex> guard(state().mutex);
+        auto block = state().blocks.find(p);
+        if (block != state().blocks.end()) forget(block);
+    }
+    galloc_hook_free(p, bytes, device, stream);
+}
+
+void *counted_malloc(size_t bytes, int device, cudaStream_t stream)
+{
     void *p;
     if (!has_allocated) has_allocated = true;
     try {
@@ -265,16 +297,13 @@ void *counted_malloc(size_t bytes, int device, cudaStream_t stream)
         throw;
     }
     if (!p) return p;
-    Context context = gather(RecordContext::STATE);
-    {
-        std::lock_guard<std::mutex> guard(s.mutex);
-        MempoolId_t pool = s.pool_of(device, stream);
-        count(s.device(device), bytes, [](auto &stat, size_t n) { grow(stat, n); });
-        if (s.recording || !s.trackers.empty())
-            s.note(entry(TraceEntry::ALLOC, device, size_t(p), bytes, stream, context, pool));
-        s.blocks[p] = Block{bytes, device, stream, pool, std::move(context)};
+    try {
+        remember(p, bytes, device, stream);
+        tell_profiler(p, int64_t(rounded(bytes)), device);
+    } catch (...) { /* of what PyTorch has given: a filter, a tracker */
+        withdraw(p, bytes, device, stream);
+        throw;
     }
-    tell_profiler(p, int64_t(rounded(bytes)), device);
     return p;
 }
 
@@ -287,12 +316,11 @@ void uncount(void *p, size_t bytes, int device, cudaStream_t stream)
     auto block = s.blocks.find(p);
     if (block == s.blocks.end()) return; /* of the parent of this process */
     MempoolId_t pool = block->second.pool;
-    count(s.device(device), bytes, [](auto &stat, size_t n) { shrink(stat, n); });
+    forget(block);
     if (s.recording || !s.trackers.empty()) {
         s.note(entry(TraceEntry::FREE_REQUESTED, device, size_t(p), bytes, stream, context, pool));
         s.note(entry(TraceEntry::FREE_COMPLETED, device, size_t(p), bytes, stream, context, pool));
     }
-    s.blocks.erase(block);
 }
 
 void counted_free(void *p, size_t bytes, int device, cudaStream_t stream)

@@ -355,6 +355,47 @@ TEST(blocks_belong_to_the_pool_of_their_graph)
     OK(cudaStreamDestroy(other));
 }
 
+static int throws(cudaStream_t stream)
+{
+    try {
+        (void)get(MiB(5), stream);
+    } catch (const std::string &) {
+        return 1;
+    }
+    return 0;
+}
+
+static std::shared_ptr<c10::GatheredContext> no_stack() { throw std::string("no stack"); }
+
+/* What an allocation calls throws: PyTorch's filters do so when a call of CUDA fails. Nobody has the memory then. */
+TEST(an_allocation_that_a_callback_ends_leaves_no_memory)
+{
+    static bool refuses; /* a tracker stays */
+    cudaStream_t stream;
+    OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    static_cast<Pluggable &>(*current).emptyCache();
+    const size_t before = sim_physical(0);
+    current->beginAllocateToPool(0, {0, 11}, [](cudaStream_t) -> bool { throw std::string("no answer"); });
+    EXPECT(throws(stream));
+    current->endAllocateToPool(0, {0, 11});
+    current->releasePool(0, {0, 11});
+    current->recordHistory(true, no_stack, 10, RecordContext::STATE, true, {});
+    EXPECT(throws(stream));
+    current->recordHistory(false, nullptr, 0, RecordContext::NEVER, true, {});
+    current->attachAllocatorTraceTracker([](const TraceEntry &) {
+        if (refuses) throw std::string("no");
+    });
+    refuses = true;
+    EXPECT(throws(stream));
+    refuses = false;
+    static_cast<Pluggable &>(*current).emptyCache();
+    EXPECT_EQ(sim_physical(0), before);
+    EXPECT_EQ(current->getDeviceStats(0).allocated_bytes[0].current, 0);
+    EXPECT_EQ(current->getDeviceStats(0).allocation[2].current, 0);
+    EXPECT_EQ(current->snapshot({0, 0}, false).segments.size(), 0);
+    OK(cudaStreamDestroy(stream));
+}
+
 /* Each call of the driver and the runtime fails in turn: PyTorch gets its memory or an exception, and goes on. */
 TEST(every_failing_call_is_an_exception_or_nothing)
 {
