@@ -306,11 +306,17 @@ def retire(stream):
 
 def snapshot(pool=None):
     """The state of one pool, or of all, as Python's own types."""
-    parts = []
+    parts, raised = [], []
 
     def write(user, data, size):
-        parts.append(ctypes.string_at(data, size))
-        return 0
+        try:  # an exception that left it would be lost: Ctrl-C raises KeyboardInterrupt here
+            parts.append(ctypes.string_at(data, size))
+        except BaseException as error:
+            raised.append(error)
+        return len(raised)
 
-    _call("galloc_snapshot", None if pool is None else pool._open(), 0, _WRITE(write), None)
+    error = _load().galloc_snapshot(None if pool is None else pool._open(), 0, _WRITE(write), None)
+    if raised:
+        raise raised[0]
+    _check("galloc_snapshot", error)
     return json.loads(b"".join(parts))

@@ -671,6 +671,28 @@ def a_snapshot_is_a_dictionary():
     block.free()
 
 
+@test
+def an_exception_ends_a_snapshot():
+    """As Ctrl-C does: Python raises it in the function that galloc calls."""
+    real, pieces = ctypes.string_at, []
+
+    def interrupted(data, size):
+        pieces.append(size)
+        if len(pieces) == 2:
+            raise KeyboardInterrupt
+        return real(data, size)
+
+    blocks = [galloc.Block(MIB) for _ in range(40)]
+    ctypes.string_at = interrupted
+    try:
+        raises(KeyboardInterrupt, "", galloc.snapshot)
+    finally:
+        ctypes.string_at = real
+    assert len(pieces) == 2, pieces
+    assert str(MIB) in str(galloc.snapshot())
+    del blocks
+
+
 # ---- failures --------------------------------------------------------------------------------------------------------
 
 @test
