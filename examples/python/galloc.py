@@ -45,7 +45,7 @@ def _load():
         "galloc_python_pool": [out, ctypes.c_char_p, number],
         "galloc_python_malloc": [pointer, out, size, size, number],
         "galloc_python_free": [pointer, size, number, number],
-        "galloc_python_drop": [pointer, size, number],
+        "galloc_python_drop": [pointer, size, number, number],
         "galloc_python_record_stream": [pointer, size, number],
         "galloc_python_memory": [pointer, ctypes.POINTER(size)],
         "galloc_pool_trim": [pointer, size, ctypes.POINTER(size)],
@@ -210,7 +210,7 @@ def _blocks_on(stream):
         del streams[key]
         while blocks:
             ptr, device = blocks.popitem()
-            drop(ptr, number, device)
+            drop(ptr, number, device, False)
 
     try:
         reference = weakref.ref(stream, gone)
@@ -275,7 +275,11 @@ class Block:
     def __del__(self):
         ptr = self._take()
         if ptr:
-            self._drop(ptr, handle(self._stream), self.pool.device)
+            try:
+                number, wait = handle(self._stream), False
+            except Exception:  # a stream that was closed has no handle, and its work may go on
+                number, wait = 0, True
+            self._drop(ptr, number, self.pool.device, wait)
 
 
 _default_pools = {}

@@ -314,6 +314,35 @@ def a_stream_without_a_cycle_goes_after_its_last_block():
     assert not galloc._kept
 
 
+class Closed:
+    """As cuda.core's: close() destroys it, and it has no handle after that."""
+
+    def __init__(self):
+        self.number = new_stream()
+
+    def __cuda_stream__(self):
+        return 0, int(self.number)
+
+    def close(self):
+        number, self.number = self.number, None
+        assert sim.cudaStreamDestroy(ctypes.c_void_p(number)) == 0
+
+
+@test
+def a_block_whose_stream_was_closed_goes_after_the_work_of_the_stream():
+    stream = Closed()
+    sim.sim_pending.restype = ctypes.c_long
+    block = galloc.Block(MIB, stream)
+    for _ in range(200):
+        memset(block.ptr, stream.number)
+    stream.close()
+    raises(TypeError, "", block.free)
+    assert galloc.default_pool().memory()["live"] == MIB
+    assert sim.sim_pending()
+    del block
+    assert not sim.sim_pending()
+
+
 @test
 def a_block_keeps_its_address_and_stream():
     block = galloc.Block(MIB)
