@@ -270,7 +270,9 @@ class Block:
 
     def record_stream(self, stream):
         """Another stream uses the memory too: after the free it is reused only when both are done with it."""
-        _call("galloc_python_record_stream", self._ptr, handle(stream), self.pool.device)
+        number = handle(stream)
+        if self.size:
+            _call("galloc_python_record_stream", self._ptr, number, self.pool.device)
 
     def __del__(self):
         ptr = self._take()

@@ -199,6 +199,10 @@ def a_block_goes_with_its_object():
     again.record_stream(other)
     again.free(other)
     again.free()
+    raises(RuntimeError, "ptr is NULL", again.record_stream, other)
+    empty = galloc.Block(0, other)
+    empty.record_stream(other)
+    empty.free()
     raises(MemoryError, "", galloc.Block, 1 << 60)
 
 
