@@ -20,6 +20,7 @@
 #ifndef GALLOC_HPP
 #define GALLOC_HPP
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -177,6 +178,19 @@ inline bool is_legacy(cudaStream_t stream) noexcept
 #endif
 }
 
+inline bool is_per_thread(cudaStream_t stream) noexcept
+{
+    return stream == cudaStreamPerThread || (!stream && !is_legacy(stream));
+}
+
+/* The number of the calling thread, which no other one gets. */
+inline unsigned long long this_thread() noexcept
+{
+    static std::atomic<unsigned long long> threads{0};
+    static thread_local const unsigned long long number = ++threads;
+    return number;
+}
+
 /* Frees a block as the libraries' own allocators do: a free on the legacy stream is work there, which comes after the
    earlier work of blocking streams and before their later work. While a blocking stream is captured, it fails. */
 inline cudaError_t free_in_order(void *p, cudaStream_t stream) noexcept
@@ -268,7 +282,7 @@ private:
 
 /* Frees a block on a stream: work queued there before the end of the owner may still use it. If another stream uses the
    block, order that work before this stream's, or call galloc_record_stream. As galloc_free, the end of an owner on the
-   legacy stream orders no blocking streams. */
+   legacy stream orders no blocking streams. The per-thread default stream is that of the thread that ends the owner. */
 struct deleter {
     cudaStream_t stream;
     void operator()(void *p) const noexcept { detail::give(p, stream); }
@@ -601,11 +615,12 @@ private:
 };
 
 /* The constructors and member functions of cub::CachingDeviceAllocator, which CCCL has deprecated. As there, DeviceFree
-   names no stream: the block is freed on the stream of its allocation, which must still exist. On the legacy stream an
-   event is recorded, which orders blocking streams; while one is captured, the free fails. Differences: bins do not
-   exist, so their arguments have no effect, and neither has `debug`, which the first constructor of older releases of
-   CUB has as a sixth; `max_cached_bytes` is applied by SetMaxCachedBytes and by frees, to the default pool of the
-   device, and returns whole pages; the default constructor sets no such bound. */
+   names no stream: the block is freed on the stream of its allocation, which must still exist. If that is the
+   per-thread default stream of another thread, it is freed on the legacy stream, which comes after it. On the legacy
+   stream an event is recorded, which orders blocking streams; while one is captured, the free fails. Differences: bins
+   do not exist, so their arguments have no effect, and neither has `debug`, which the first constructor of older
+   releases of CUB has as a sixth; `max_cached_bytes` is applied by SetMaxCachedBytes and by frees, to the default pool
+   of the device, and returns whole pages; the default constructor sets no such bound. */
 class CachingDeviceAllocator {
 public:
     static constexpr unsigned INVALID_BIN = unsigned(-1);
@@ -652,7 +667,7 @@ public:
             /* CUB's algorithms ask for a size, and do no work, when the address of their temporaries is NULL. */
             if (code == cudaSuccess) code = galloc_pool_malloc(pool, p, bytes ? bytes : 1, active_stream);
             if (code != cudaSuccess) return code;
-            remember(*p, block{active_stream, detail::device_of(pool), pool});
+            remember(*p, block{active_stream, detail::this_thread(), detail::device_of(pool), pool});
             return cudaSuccess;
         } catch (const error &e) {
             return withdraw(p, active_stream, e.code());
@@ -677,7 +692,7 @@ public:
             b = found->second;
             most = most_;
             detail::device_guard guard(b.device);
-            cudaError_t code = detail::free_in_order(p, b.stream);
+            cudaError_t code = detail::free_in_order(p, stream_of(b));
             if (code != cudaSuccess) return code; /* the stream is kept for another try */
             blocks_.erase(found);
         } catch (const error &e) {
@@ -707,9 +722,16 @@ public:
 private:
     struct block {
         cudaStream_t stream;
+        unsigned long long thread;
         int device;
         galloc_pool *pool;
     };
+
+    /* The per-thread default stream of another thread has no name here. The legacy stream comes after it. */
+    static cudaStream_t stream_of(const block &b) noexcept
+    {
+        return detail::is_per_thread(b.stream) && b.thread != detail::this_thread() ? cudaStreamLegacy : b.stream;
+    }
 
     static cudaError_t withdraw(void **p, cudaStream_t stream, cudaError_t code)
     {

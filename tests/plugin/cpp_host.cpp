@@ -222,6 +222,36 @@ TEST(cub_s_allocator_remembers_the_stream)
     finish();
 }
 
+/* Memory of a thread's own stream is freed in another thread, where the handle means another stream. */
+TEST(cub_s_allocator_frees_memory_of_a_threads_own_stream_in_another_thread)
+{
+    begin(2);
+    {
+        galloc::CachingDeviceAllocator cub;
+        galloc::stream stream;
+        void *p = nullptr, *q = nullptr, *r = nullptr, *later[3];
+        std::thread([&] {
+            OK(cudaSetDevice(1));
+            OK(cub.DeviceAllocate(&p, MiB(4), cudaStreamPerThread));
+            put(cudaStreamPerThread, p, MiB(4), 1);
+            OK(cub.DeviceAllocate(&q, MiB(4), cudaStreamPerThread));
+            OK(cub.DeviceFree(q));
+            OK(cub.DeviceAllocate(&r, MiB(4), cudaStreamPerThread));
+            EXPECT(r == q); /* at once */
+            OK(cub.DeviceFree(r));
+        }).join();
+        OK(cub.DeviceFree(p));
+        OK(cudaSetDevice(1));
+        for (void *&block : later) {
+            OK(cub.DeviceAllocate(&block, MiB(4), cudaStreamPerThread));
+            put(cudaStreamPerThread, block, MiB(4), 2);
+        }
+        OK(cudaSetDevice(0));
+        for (void *block : later) OK(cub.DeviceFree(block));
+    }
+    finish();
+}
+
 /* Gets memory on stream 0, which a blocking stream uses, frees it, gets it again for another one, and frees that. CUDA
    orders the two if the free is work on the legacy stream. */
 template <class Get, class Free> static void use_on_blocking_streams(Get get, Free free)
