@@ -551,15 +551,21 @@ static int release_again(void)
     return tried;
 }
 
-/* For change_current_allocator: throws when it fails. */
-HOOK void *galloc_hook_malloc(size_t size, int device, cudaStream_t stream)
+/* Throws when it fails; NULL: with the error `returned`. */
+static void *allocate_or_throw(size_t size, int device, cudaStream_t stream, cudaError_t returned)
 {
     void *p;
     const char *words;
     cudaError_t err = allocate(&p, size, device, stream, &words);
     if (err == cudaErrorMemoryAllocation && release_again()) err = allocate(&p, size, device, stream, &words);
-    if (err != cudaSuccess) throw_failure(err, words, size, device);
+    if (err != cudaSuccess && err != returned) throw_failure(err, words, size, device);
     return p;
+}
+
+/* For change_current_allocator: throws when it fails. */
+HOOK void *galloc_hook_malloc(size_t size, int device, cudaStream_t stream)
+{
+    return allocate_or_throw(size, device, stream, cudaSuccess);
 }
 
 /* Called by destructors, so that a failure cannot be reported: galloc logs it, and the block is freed later. */
@@ -576,13 +582,11 @@ HOOK void galloc_hook_free(void *ptr, size_t size, int device, cudaStream_t stre
     keep_unfreed(u);
 }
 
-/* For MemPool: NULL when it fails. PyTorch's allocator then frees its cache, tries again, and reports. */
+/* For MemPool: NULL when memory has run out. PyTorch's allocator then frees its cache, tries again, and reports. It
+   would report each NULL so, and therefore other failures throw. */
 HOOK void *galloc_hook_segment(size_t size, int device, cudaStream_t stream)
 {
-    void *p;
-    const char *words;
-    (void)allocate(&p, size, device, stream, &words);
-    return p;
+    return allocate_or_throw(size, device, stream, cudaErrorMemoryAllocation);
 }
 
 /* tensor.record_stream(stream). A default stream is the one of the tensor's device. As in PyTorch's own allocator,

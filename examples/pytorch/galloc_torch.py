@@ -84,7 +84,7 @@ def allocator(malloc="malloc"):
     """A new torch.cuda.memory.CUDAPluggableAllocator with all hooks that this release of PyTorch has.
 
     malloc="malloc" raises torch.OutOfMemoryError itself, as change_current_allocator needs it; malloc="segment" returns
-    NULL instead, as MemPool needs it.
+    NULL when memory has run out, as MemPool needs it.
     """
     if torch.version.hip is not None:
         raise RuntimeError("galloc_torch: galloc is for CUDA; this PyTorch was built for ROCm")

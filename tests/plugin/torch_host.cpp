@@ -240,10 +240,10 @@ TEST(running_out_is_pytorchs_exception_with_the_report)
 TEST(other_failures_are_pytorchs_error)
 {
     begin(1, SIM_PACE_STILL, nullptr);
-    for (int device = -1; device < 1000; device += 500) {
-        int caught = 0;
+    for (int n = 0; n < 6; n++) {
+        int caught = 0, device = 500 * (n / 2) - 1;
         try {
-            (void)torch_malloc(100, device == 499 ? 1 : device, nullptr);
+            (void)(n % 2 ? torch_segment : torch_malloc)(100, device == 499 ? 1 : device, nullptr);
         } catch (const c10::OutOfMemoryError &) {
             caught = -1;
         } catch (const c10::Error &error) {
@@ -392,9 +392,13 @@ TEST(a_refusal_of_access_loses_no_allocation)
 {
     for (long nth = 1; nth < 40; nth++) {
         begin(2, SIM_PACE_STILL, nullptr);
-        void *p = torch_malloc(MiB(30), 0, nullptr), *q;
+        void *p = torch_malloc(MiB(30), 0, nullptr), *q = nullptr;
         sim_fail("cuMemSetAccess", nth, 0, cudaErrorNotSupported);
-        q = torch_segment(MiB(30), 1, nullptr);
+        try {
+            q = torch_segment(MiB(30), 1, nullptr);
+        } catch (const c10::Error &) {
+            EXPECT(!q);
+        }
         sim_fail_clear();
         if (nth <= 15) EXPECT(q); /* for the pages of device 0 */
         if (q) write_from(1, q, MiB(30));
@@ -843,6 +847,21 @@ TEST(a_free_is_made_later_if_its_device_cannot_be_made_current)
         q = torch_malloc(MiB(4), 1, stream);
         EXPECT(q != p);
         torch_free(q, MiB(4), 1, stream);
+        finish();
+    }
+}
+
+TEST(a_free_is_made_when_memory_runs_out)
+{
+    for (int i = 0; i < 2; i++) {
+        begin(2, SIM_PACE_STILL, "memory_limit:64M,log:off");
+        void *p = torch_malloc(MiB(40), 1, nullptr), *q;
+        sim_fail("cudaGetDevice", 1, 0, cudaErrorUnknown);
+        torch_free(p, MiB(40), 1, nullptr);
+        EXPECT_EQ(sim_failed(), 1);
+        q = (i ? torch_segment : torch_malloc)(MiB(40), 1, nullptr);
+        EXPECT(q == p);
+        if (q) torch_free(q, MiB(40), 1, nullptr);
         finish();
     }
 }
