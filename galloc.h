@@ -146,8 +146,8 @@
    ON BACKENDS
      The other backends are for debugging and comparison: the driver serves each allocation, and galloc caches nothing.
      backend:cudaMalloc makes one cudaMalloc of the requested size per block (more with room or alignment above 512),
-     which suits memory checkers. A freed block gets an event, also on the legacy stream. After that a later allocation
-     or trim frees it by cudaFree, which waits for the device. A captured allocation is a new block of the graph.
+     which suits memory checkers. A freed block gets an event, also on the legacy stream. Then a later allocation that
+     is not captured, or trim, calls cudaFree, which waits for the device. A captured one is a new block of the graph.
      backend:cudaMallocAsync uses a memory pool of the driver. A block that only the freeing stream used, and was
      allocated for, returns to the driver at the free; others once all their streams' work is complete. `reuse` and
      release_threshold set the driver's pool attributes of that meaning. Memory that the driver keeps counts as held and
@@ -992,7 +992,7 @@ GALLOC_API cudaError_t galloc_pool_set_limit(galloc_pool *pool, size_t bytes);
 
 /* Sets functions that the pool calls. They run in the thread whose call leads to them, with no lock of galloc held.
    They may call galloc, also for this pool, but not this function. They must return (no longjmp, no exception) and
-   leave the current device as it was.
+   leave the current device as it was; one that forks returns in the parent only.
      on_oom     an allocation is about to fail, after all steps of ON RUNNING OUT. Return 1 to try all steps again,
                 after freeing memory, say: at most max_retries times for one allocation; or 0 to let it fail. It must
                 not free the block that a galloc_resize under way grows. Not called for requests that exceed what the
@@ -2833,6 +2833,7 @@ typedef struct gai_cache_bin {
    large == 0 || some block in a bin, or unconfirmed, has `large` bytes
    unconfirmed_blocks <= GAI_UNCONFIRMED_BLOCKS;  !trusted: their bytes without `large` <= GAI_EVENT_BYTES
    open == 0 || open == the stream state's life;  the stream state is asked or retired: open == 0
+   mallocs <= serves
    Counters since the last flush, which adds them to the pool's counters: mallocs and allocated_in, number and bytes of
    the blocks that the cache has served; live_in, the bytes requested for them. The blocks freed into the cache since
    then are those served and those in the bins now; live_out is the sum of their requested bytes. Unconfirmed blocks are
@@ -6154,7 +6155,7 @@ static void gai_cache_change(const galloc_pool *pool, gai_stream *stream, uint64
     cache->open = open;
     cache->most = gai_max(most, gai_cache_held(cache));
     cache->enough = pool->config.lane_bytes;
-    cache->serves = pool->config.debug ? gai_pool_serves(pool, pool->stats.mallocs) : SIZE_MAX;
+    cache->serves = pool->config.debug ? cache->mallocs + gai_pool_serves(pool, pool->stats.mallocs) : SIZE_MAX;
     cache->trusted = !pool->config.stream_check || gai_is_default_stream(stream->handle);
     cache->alone = cache->trusted ? most : gai_min(most, GAI_EVENT_BYTES);
     gai_latch_off(&cache->latch);
@@ -15751,6 +15752,7 @@ static int gai_check_cache(const galloc_pool *pool, const gai_stream *stream, ga
     broken += cached.blocks != cache->blocks || cached.used != cache->bytes;
     broken += gai_cache_held(cache) > cache->most || cache->alone > cache->most;
     broken += cache->large && !(unconfirmed.large + cached.large);
+    broken += cache->mallocs > cache->serves;
     broken += !cache->trusted && unconfirmed.used - (unconfirmed.large ? cache->large : 0) > GAI_EVENT_BYTES;
     census->blocks -= unconfirmed.blocks + cached.blocks;
     census->used -= unconfirmed.used + cached.used;

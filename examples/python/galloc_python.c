@@ -276,9 +276,9 @@ GALLOC_API cudaError_t galloc_python_free(void *ptr, size_t stream, int device, 
     return error;
 }
 
-/* For finalisers, of which Python reports no error: a free that fails is tried again, and then the log has a line: here
-   about an error that galloc did not find. It may come between another call and the question for its message, so that
-   call keeps its words, of whoever they are. */
+/* For finalisers, of which Python reports no error: a free that fails is tried again, and then the log has a line:
+   here about an error that galloc did not find, but for one in a child of fork, where no block can be freed. It may
+   come between another call and the question for its message, so that call keeps its words, of whoever they are. */
 GALLOC_API cudaError_t galloc_python_drop(void *ptr, size_t stream, int device, int wait)
 {
     char words[sizeof own];
@@ -286,7 +286,8 @@ GALLOC_API cudaError_t galloc_python_drop(void *ptr, size_t stream, int device, 
     (void)snprintf(words, sizeof words, "%s", galloc_python_message());
     error = galloc_python_free(ptr, stream, device, wait);
     if (error != cudaSuccess) error = galloc_python_free(ptr, stream, device, wait);
-    if (error != cudaSuccess && own[0]) (void)fprintf(stderr, "%s; the block at %p stays in use\n", own, ptr);
+    if (error != cudaSuccess && error != cudaErrorInitializationError && own[0])
+        (void)fprintf(stderr, "%s; the block at %p stays in use\n", own, ptr);
     memcpy(own, words, sizeof own);
     return error;
 }

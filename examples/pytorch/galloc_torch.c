@@ -348,13 +348,14 @@ static void leave(int before)
 static int is_default(cudaStream_t stream) { return (uintptr_t)stream <= 2; }
 
 /* A default stream is that of the current device. So the device becomes current if the stream is one. When the process
-   ends and the runtime is gone, galloc knows what to do. Logs an error. */
+   ends and the runtime is gone, galloc knows what to do. It refuses a child of fork, and its log folds the lines. Logs
+   another error. */
 static cudaError_t enter_for(cudaStream_t stream, int device, int *before)
 {
     cudaError_t err;
     *before = -1;
     err = is_default(stream) ? enter(device, before) : cudaSuccess;
-    if (err == cudaSuccess || err == cudaErrorCudartUnloading) return cudaSuccess;
+    if (err == cudaSuccess || err == cudaErrorCudartUnloading || err == cudaErrorInitializationError) return cudaSuccess;
     (void)fprintf(stderr, "galloc_torch: device %d cannot be made current: %s\n", device, cudaGetErrorString(err));
     return err;
 }
@@ -530,7 +531,8 @@ static int release(void *ptr, int device, cudaStream_t stream)
     if (err != cudaSuccess) return 0;
     err = galloc_free(ptr, stream);
     leave(before);
-    return err == cudaSuccess || err == cudaErrorInvalidDevicePointer; /* another try would find nothing either */
+    /* another try would find nothing either, or could do nothing, in a child of fork */
+    return err == cudaSuccess || err == cudaErrorInvalidDevicePointer || err == cudaErrorInitializationError;
 }
 
 /* Frees what could not be freed before. Returns whether it tried: then galloc's last message may be about that. */

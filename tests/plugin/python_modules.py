@@ -824,6 +824,20 @@ os._exit(0)
 
 
 @test
+def a_finaliser_in_a_child_of_fork_says_nothing():
+    words = in_a_process(LOST_BLOCKS + """
+gc.disable()
+if os.fork() == 0:
+    sim.sim_fail(b"cudaGetDevice", 1, 1, 3)  # cudaErrorInitializationError
+    block = None
+    os._exit(0)
+os.wait()
+os._exit(0)
+""")
+    assert "galloc_python" not in words, words
+
+
+@test
 def a_finaliser_takes_no_words_from_an_error():
     words = in_a_process(LOST_BLOCKS + """
 gc.disable()

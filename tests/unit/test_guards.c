@@ -1564,6 +1564,29 @@ TEST(sampled_guards_leave_all_places_as_they_are)
     }
 }
 
+/* With several streams the bounds of a stream cache change at a sampled free, which does not flush it. */
+TEST(streams_that_share_a_pool_have_their_samples)
+{
+    enum { SAMPLE = 64, PAIRS = 400 * SAMPLE };
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s[2] = {stream_new(), stream_new()};
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "debug:guards,debug_sample:64", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < PAIRS; i++) {
+        cudaStream_t stream = s[i / 10 % 2];
+        OK(galloc_free(get(pool, 1000 + (i % 90 ? 0 : KIB(100)), stream), stream));
+        if (i % 16 == 0) EXPECT_EQ(galloc_pool_check(pool), 0);
+        if (i % 1000 == 0) OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+    }
+    long guards = sim_calls("cuMemsetD8Async");
+    EXPECT(guards > PAIRS / SAMPLE * 3 / 4 && guards < PAIRS / SAMPLE * 9 / 8);
+    pool_end(pool);
+    stream_end(s[0]);
+    stream_end(s[1]);
+    finish();
+}
+
 /* Once the device has been waited for, memory of a default stream may be used on any stream at once. A check that is
    queued there does not read what the next block contains. */
 TEST(sampled_checks_of_a_default_stream_race_with_nothing)
