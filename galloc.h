@@ -2898,14 +2898,17 @@ typedef struct gai_capture {
     galloc_graph *graph; /* the group whose memory it shares; NULL: it has its own */
     uint64_t owners;
     int lost; /* its context was reset: the graph will not run any more */
+    int gone; /* gai_pool_forget_captures takes it */
 } gai_capture;
 
-/* A group: captures that share memory. */
+/* A group: captures that share memory.
+   captures: how many of the pool's have graph == this */
 struct galloc_graph {
     galloc_graph *next;   /* of the pool */
     galloc_graph *handle; /* what the program has: a number never given twice; NULL: it is released */
     CUstream captured;      /* captures of it are of the group; NULL: none is any more */
     unsigned long long key; /* of that handle */
+    size_t captures;
 };
 
 #define GAI_UNKNOWN_STREAMS (~0ull)
@@ -3399,7 +3402,7 @@ struct galloc_pool {
 #define GAI_ROUTE_ROUNDED 4 /* some sizes are rounded further than to 512 bytes */
 #define GAI_ROUTE_ENDS 8    /* none: the pool is about to end */
 #define GAI_ROUTE_TOOL 16   /* none: a tool is told of each block */
-#define GAI_ROUTE_SETTLE 32 /* none: debug has queued work on a default stream */
+#define GAI_ROUTE_SETTLE 32 /* none for default streams on which debug has queued work */
 
 /* ==== SLAB ====================================================================================================== */
 /* >>slab */
@@ -6494,6 +6497,7 @@ static void gai_pool_note_capture(galloc_pool *pool, gai_site *site)
     while ((graph = gai_graph_begun(pool, n)) != NULL && !gai_graph_has(graph, site)) n++;
     gai_lock_on(&pool->lock);
     capture->graph = graph;
+    if (graph) graph->captures++;
     capture->next = pool->captures;
     pool->captures = capture;
     if (gai_capture_has_ended(capture)) pool->graph_ends = GAI_REAP; /* it was not in the list when it ended */
@@ -6522,31 +6526,39 @@ static void gai_stream_end_capture(galloc_pool *pool, gai_stream *stream)
     stream->capture = NULL;
 }
 
-/* Ends a group that is released and has no captures. [lock] */
-static void gai_graph_part(galloc_pool *pool, galloc_graph *graph)
+/* Ends the groups that are released and have no captures. [lock] */
+static void gai_pool_part_graphs(galloc_pool *pool)
 {
-    const gai_capture *capture = pool->captures;
-    galloc_graph **at = &pool->graphs;
-    if (graph->handle) return;
-    while (capture && capture->graph != graph) capture = capture->next;
-    if (capture) return;
-    while (*at != graph) at = &(*at)->next;
-    *at = graph->next;
-    GALLOC_FREE(graph);
+    galloc_graph **at = &pool->graphs, *graph;
+    while ((graph = *at) != NULL) {
+        if (!graph->handle && !graph->captures) {
+            *at = graph->next;
+            GALLOC_FREE(graph);
+        } else {
+            at = &graph->next;
+        }
+    }
 }
 
-/* Removes a capture: its graph is gone, or its group was released. [lock] */
-static void gai_capture_forget(galloc_pool *pool, gai_capture *gone)
+/* Removes the captures that are gone: their graphs are, or their group was released. All at once, since a program may
+   end thousands of graphs together. [lock] */
+static void gai_pool_forget_captures(galloc_pool *pool)
 {
-    gai_capture **at = &pool->captures;
+    gai_capture **at = &pool->captures, *capture;
     gai_stream *stream;
-    while (*at != gone) at = &(*at)->next;
-    *at = gone->next;
     for (stream = pool->streams; stream; stream = stream->next)
-        if (stream->capture == gone) gai_stream_end_capture(pool, stream);
+        if (stream->capture && stream->capture->gone) gai_stream_end_capture(pool, stream);
+    while ((capture = *at) != NULL) {
+        if (!capture->gone) {
+            at = &capture->next;
+            continue;
+        }
+        *at = capture->next;
+        if (capture->graph) capture->graph->captures--;
+        gai_capture_drop(capture);
+    }
     if (pool->variant.capture_ended) pool->variant.capture_ended(pool);
-    if (gone->graph) gai_graph_part(pool, gone->graph);
-    gai_capture_drop(gone);
+    gai_pool_part_graphs(pool);
 }
 
 /* Does a graph that may still be launched own memory of the pool? */
@@ -6801,19 +6813,18 @@ static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
    process has ended since the last time. [lock] */
 static void gai_pool_reap(galloc_pool *pool)
 {
-    gai_capture *capture, *next;
+    gai_capture *capture;
     gai_set *set;
     uint64_t ends = gai_load(&gai_process.graph_ends);
     int some = 0;
     if (pool->graph_ends == ends) return;
     pool->graph_ends = ends;
-    for (capture = pool->captures; capture; capture = next) {
-        next = capture->next;
-        if (!gai_capture_has_ended(capture)) continue;
-        gai_capture_forget(pool, capture);
-        some = 1;
+    for (capture = pool->captures; capture; capture = capture->next) {
+        capture->gone = gai_capture_has_ended(capture);
+        some |= capture->gone;
     }
     if (!some) return;
+    gai_pool_forget_captures(pool);
     for (set = pool->mixed.next; set; set = set->next)
         if (!set->stream || set->stream->capture_id) gai_set_drain(pool, set, 1);
     gai_set_drain(pool, &pool->mixed, 1);
@@ -10022,6 +10033,11 @@ static void gai_stream_unsettle(galloc_pool *pool, gai_stream *stream)
     pool->special |= GAI_ROUTE_SETTLE;
 }
 
+static GAI_INLINE int gai_stream_is_unsettled(const gai_stream *stream)
+{
+    return stream->debug_settled != stream->debug_queued;
+}
+
 /* After an allocation or a growth. A captured stream is not waited for. [no lock] */
 static void gai_stream_settle(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
@@ -10029,7 +10045,7 @@ static void gai_stream_settle(galloc_pool *pool, gai_stream *stream, const gai_s
     gai_scope scope;
     uint64_t queued;
     gai_lock_on(&pool->lock);
-    queued = stream->life == site->life && stream->debug_settled < stream->debug_queued ? stream->debug_queued : 0;
+    queued = stream->life == site->life && gai_stream_is_unsettled(stream) ? stream->debug_queued : 0;
     gai_lock_off(&pool->lock);
     if (!queued || !gai_site_may_act(site) || gai_context_health(pool->context, pool->context_id) != GAI_ALIVE) return;
     result = gai_scope_enter(&scope, site->context); /* other threads may capture */
@@ -10042,7 +10058,7 @@ static void gai_stream_settle(galloc_pool *pool, gai_stream *stream, const gai_s
     if (!result && stream->life == site->life) stream->debug_settled = gai_max(stream->debug_settled, queued);
     pool->special &= ~(uint64_t)GAI_ROUTE_SETTLE;
     for (stream = pool->streams; stream; stream = stream->next)
-        if (stream->debug_settled < stream->debug_queued) pool->special |= GAI_ROUTE_SETTLE;
+        if (gai_stream_is_unsettled(stream)) pool->special |= GAI_ROUTE_SETTLE;
     gai_lock_off(&pool->lock);
 }
 
@@ -13286,7 +13302,8 @@ static gai_block *gai_pool_take_rounded(galloc_pool *pool, const gai_site *site,
     size_t wanted = gai_rounded(pool, bytes);
     gai_block *block = NULL;
     int changed;
-    if (pool->broken || pool->special & ~(uint64_t)GAI_ROUTE_ROUNDED || stream->life != site->life ||
+    if (pool->broken || pool->special & ~(uint64_t)(GAI_ROUTE_ROUNDED | GAI_ROUTE_SETTLE) ||
+        gai_stream_is_unsettled(stream) || stream->life != site->life ||
         gai_pool_watches_next(pool, bytes))
         return NULL;
     if (pool->variant.take_near && wanted <= GAI_SLOT_MOST)
@@ -13308,9 +13325,12 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
     gai_block *block = NULL;
     gai_stream *stream = site->stream;
     size_t wanted = gai_up(bytes, GAI_UNIT);
+    uint64_t special;
     int apart = 0;
     gai_lock_on(&pool->lock);
-    if (stream->life == site->life && !(pool->broken | pool->special)) {
+    special = pool->special;
+    if (special == GAI_ROUTE_SETTLE && !gai_stream_is_unsettled(stream)) special = 0;
+    if (stream->life == site->life && !(pool->broken | special)) {
         int changed = (!empty || stream->retired) && gai_stream_see(pool, stream, site);
         int watch = gai_pool_watches_next(pool, bytes);
         apart = watch && gai_pool_checks_apart(pool);
@@ -13321,7 +13341,7 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
         gai_stream_release_near(pool, stream, site, changed);
         if (block) gai_block_note_latest(pool, block, stream);
         if (block && apart) gai_pool_note_watch(pool, pool->stats.mallocs);
-    } else if (pool->special & GAI_ROUTE_ROUNDED) {
+    } else if (special & GAI_ROUTE_ROUNDED) {
         block = gai_pool_take_rounded(pool, site, bytes, tag);
     }
     gai_lock_off(&pool->lock);
@@ -14057,7 +14077,9 @@ static void gai_capture_join(galloc_pool *pool, gai_capture *capture, galloc_gra
 {
     const gai_segment *segment;
     gai_block *block;
+    if (capture->graph) capture->graph->captures--;
     capture->graph = graph;
+    graph->captures++;
     for (segment = pool->segments; segment; segment = segment->next) {
         for (block = segment->first; block; block = block->next) {
             if (block->set != &pool->mixed || !gai_block_capture(block)) continue;
@@ -14199,7 +14221,7 @@ static cudaError_t gai_graph_leave(galloc_pool *pool, const galloc_graph *handle
     begun = graph && graph->captured;
     if (graph && !begun) {
         graph->handle = NULL;
-        gai_graph_part(pool, graph);
+        gai_pool_part_graphs(pool);
     }
     gai_lock_off(&pool->lock);
     if (!graph) return gai_graph_is_gone(handle);
@@ -14213,7 +14235,7 @@ static cudaError_t gai_graph_release(galloc_pool *pool, const galloc_graph *hand
     galloc_graph *graph, **at = &pool->graphs;
     gai_segment *segment;
     gai_block *block;
-    gai_capture *capture, *next;
+    gai_capture *capture;
     gai_stream *stream, *held;
     int begun;
     gai_lock_on(&pool->lock);
@@ -14225,10 +14247,9 @@ static cudaError_t gai_graph_release(galloc_pool *pool, const galloc_graph *hand
         for (block = segment->first; block; block = block->next)
             do block = gai_block_hand_over(pool, block, graph, stream);
             while (gai_marks_have(block->marks, graph)); /* it has merged with one whose turn has not come yet */
-    for (capture = stream ? pool->captures : NULL; capture; capture = next) {
-        next = capture->next;
-        if (capture->graph == graph) gai_capture_forget(pool, capture);
-    }
+    for (capture = stream ? pool->captures : NULL; capture; capture = capture->next)
+        capture->gone |= capture->graph == graph;
+    if (stream) gai_pool_forget_captures(pool);
     while (stream && *at != graph) at = &(*at)->next;
     if (stream) *at = graph->next;
     if (held) gai_stream_release(pool, held, site);
@@ -15694,6 +15715,23 @@ static int gai_check_captured(const galloc_pool *pool, const gai_stream *stream)
            (stream != &pool->unknown_streams && !stream->capture && stream->done + 1 != stream->epoch);
 }
 
+/* Checks the equation above galloc_graph, and that the groups of all captures exist. */
+static int gai_check_graphs(const galloc_pool *pool)
+{
+    const galloc_graph *graph;
+    const gai_capture *capture;
+    size_t members = 0;
+    int broken = 0;
+    for (capture = pool->captures; capture; capture = capture->next) members += capture->graph != NULL;
+    for (graph = pool->graphs; graph; graph = graph->next) {
+        size_t captures = 0;
+        for (capture = pool->captures; capture; capture = capture->next) captures += capture->graph == graph;
+        broken += captures != graph->captures;
+        members -= captures;
+    }
+    return broken + (members != 0);
+}
+
 typedef struct gai_census {
     size_t used, requested, blocks, free, largest, holes, bytes, promised;
     size_t large; /* blocks with gai_cache.large bytes */
@@ -16073,7 +16111,7 @@ static int gai_check_pool(galloc_pool *pool)
     const gai_stream *stream;
     const gai_mapping *mapping;
     size_t quarantined = 0, leaving = 0, parked = 0, old = 0, streams = 0, of_graphs = 0;
-    int broken = 0, lost = 0;
+    int broken = gai_check_graphs(pool), lost = 0;
     memset(&census, 0, sizeof census);
     census.pages[0].bytes = census.free = census.largest = pool->kept;
     for (segment = pool->segments; segment; segment = segment->next) {
@@ -18143,12 +18181,14 @@ static void gai_streams_end(galloc_pool *pool)
 static void gai_pool_free_host(galloc_pool *pool)
 {
     gai_history_entry *ring;
+    gai_capture *capture;
     while (pool->segments) {
         gai_segment_hide(pool, pool->segments);
         gai_segment_end(pool, pool->segments);
     }
     if (pool->variant.end) pool->variant.end(pool);
-    while (pool->captures) gai_capture_forget(pool, pool->captures);
+    for (capture = pool->captures; capture; capture = capture->next) capture->gone = 1;
+    gai_pool_forget_captures(pool);
     while (pool->graphs) {
         galloc_graph *next = pool->graphs->next;
         GALLOC_FREE(pool->graphs);

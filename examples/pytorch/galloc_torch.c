@@ -355,7 +355,8 @@ static cudaError_t enter_for(cudaStream_t stream, int device, int *before)
     cudaError_t err;
     *before = -1;
     err = is_default(stream) ? enter(device, before) : cudaSuccess;
-    if (err == cudaSuccess || err == cudaErrorCudartUnloading || err == cudaErrorInitializationError) return cudaSuccess;
+    if (err == cudaSuccess || err == cudaErrorCudartUnloading || err == cudaErrorInitializationError)
+        return cudaSuccess;
     (void)fprintf(stderr, "galloc_torch: device %d cannot be made current: %s\n", device, cudaGetErrorString(err));
     return err;
 }
