@@ -93,10 +93,19 @@ static set_access_function find_set_access(void)
     return function;
 }
 
+static void say_no_access(int device, int user)
+{
+    static int said;
+    if (!__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
+        (void)fprintf(stderr,
+                      "galloc_python: device %d gets no access to some memory of device %d. With "
+                      "GALLOC_CONF=expandable_segments:False CUDA gives the access\n",
+                      user, device);
+}
+
 /* on_map of a pool whose device has peers; `user` is its element of `peers`. */
 static void give_access(galloc_pool *pool, void *addr, size_t bytes, void *user)
 {
-    static int said;
     uint64_t mask = __atomic_load_n((uint64_t *)user, __ATOMIC_ACQUIRE);
     set_access_function set_access = find_set_access();
     CUmemAccessDesc access;
@@ -107,13 +116,8 @@ static void give_access(galloc_pool *pool, void *addr, size_t bytes, void *user)
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     for (i = 0; i < MAX_DEVICES; i++) {
         access.location.id = i;
-        if (!(mask >> i & 1)) continue;
-        if (set_access && !set_access((CUdeviceptr)(uintptr_t)addr, bytes, &access, 1)) continue;
-        if (!__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
-            (void)fprintf(stderr,
-                          "galloc_python: device %d gets no access to some memory of device %d. With "
-                          "GALLOC_CONF=expandable_segments:False CUDA gives the access\n",
-                          i, (int)((uint64_t *)user - peers));
+        if (mask >> i & 1 && (!set_access || set_access((CUdeviceptr)(uintptr_t)addr, bytes, &access, 1)))
+            say_no_access((int)((uint64_t *)user - peers), i);
     }
 }
 
@@ -127,15 +131,16 @@ static void share(const known_pool *known)
     memset(&callbacks, 0, sizeof callbacks);
     callbacks.on_map = give_access;
     callbacks.user = &peers[known->device];
-    (void)galloc_pool_set_callbacks(known->pool, &callbacks);
+    if (galloc_pool_set_callbacks(known->pool, &callbacks) != cudaSuccess)
+        say_no_access(known->device, __builtin_ctzll(peers[known->device]));
 }
 
 static void add_peer(int device, int peer)
 {
     cudaError_t last = cudaPeekAtLastError();
     int can = 0;
-    if (quiet(last, cudaDeviceCanAccessPeer(&can, peer, device)) == cudaSuccess && can)
-        __atomic_fetch_or(&peers[device], (uint64_t)1 << peer, __ATOMIC_RELEASE);
+    if (quiet(last, cudaDeviceCanAccessPeer(&can, peer, device)) != cudaSuccess) say_no_access(device, peer);
+    else if (can) __atomic_fetch_or(&peers[device], (uint64_t)1 << peer, __ATOMIC_RELEASE);
 }
 
 /* Takes note of a pool. With the first one of a device, that device and the others become peers. [lock] */

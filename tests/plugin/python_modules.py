@@ -677,7 +677,7 @@ write(0, x)
 write(1, y)
 print(copy(0, y, x))
 """)
-    assert words == "1\n"  # cudaErrorInvalidValue
+    assert words.splitlines()[-1] == "1"  # cudaErrorInvalidValue
 
 
 @test
@@ -693,6 +693,33 @@ write(0, x)
 write(1, y)
 """)
     assert words.count("galloc_python: device 1 gets no access to some memory of device 0") == 1, words
+
+
+@test
+def a_device_that_another_one_cannot_use_is_named():
+    """Each call fails in turn while the second device gets its pool."""
+    n, did_fail, refused = 0, True, 0
+    while did_fail:
+        n += 1
+        words = in_a_process(SEVERAL_DEVICES + f"""
+sim.sim_fail.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
+blocks = [galloc.Block(MIB)]
+sim.sim_fail(None, {n}, 0, 999)
+try:
+    blocks.append(galloc.Block(MIB, device=1))
+except RuntimeError:
+    pass
+did_fail = sim.sim_failed()
+sim.sim_fail_clear()
+blocks += [galloc.Block(MIB, device=d) for d in (0, 1)]
+sys.stderr.flush()
+print(did_fail, {{copy(d, a, b) for d in (0, 1) for a in blocks for b in blocks if a is not b}} == {{0}})
+""")
+        *named, last = words.splitlines()
+        did_fail, works = (word in ("1", "True") for word in last.split())
+        refused += not works
+        assert len(named) == (not works) and all("gets no access to some memory of device" in w for w in named), words
+    assert refused > 2 and 10 < n < 100, (refused, n)
 
 
 @test
