@@ -152,6 +152,11 @@ class Pool:
         device has finished all work first (cudaFree)."""
         _free(ptr, stream, wait=wait)
 
+    def drop(self, ptr, stream=None, wait=False):
+        """free() for finalisers, whose exceptions are lost: a free that fails is tried again, then the log has a line.
+        A default stream is that of the pool's device."""
+        _load().galloc_python_drop(operator.index(ptr), handle(stream), self.device, wait)
+
     def block(self, nbytes, stream=None):
         """Memory that is freed with the object."""
         return Block(nbytes, stream, pool=self)

@@ -39,7 +39,7 @@ class GallocManager(HostOnlyCUDAMemoryManager):
                 raise driver.CudaAPIError(2, f"CUDA_ERROR_OUT_OF_MEMORY: {error}") from None
 
         def free(ptr):
-            pool.free(ptr, wait=True)
+            pool.drop(ptr, wait=True)
 
         def finalizer():
             pending.add_item(free, ptr, size)

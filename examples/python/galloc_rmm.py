@@ -11,4 +11,4 @@ import galloc
 
 def resource(device=0, pool=None):
     pool = pool or galloc.default_pool(device)
-    return rmm.mr.CallbackMemoryResource(pool.malloc, lambda ptr, size, stream: pool.free(ptr, stream))
+    return rmm.mr.CallbackMemoryResource(pool.malloc, lambda ptr, size, stream: pool.drop(ptr, stream))
