@@ -17,7 +17,12 @@ class GallocMemoryResource(MemoryResource):
         self._pool = pool or galloc.default_pool(getattr(device, "device_id", device))
 
     def allocate(self, size, *, stream):
-        return Buffer.from_handle(self._pool.malloc(size, stream), size, self, stream=stream)
+        ptr = self._pool.malloc(size, stream)
+        try:
+            return Buffer.from_handle(ptr, size, self, stream=stream)
+        except BaseException:
+            self._pool.drop(ptr, stream)
+            raise
 
     def deallocate(self, ptr, size, *, stream):
         self._pool.free(int(ptr), stream)

@@ -1019,6 +1019,8 @@ def cuda_core_names_the_stream_of_each_call():
     class Buffer:
         @classmethod
         def from_handle(cls, ptr, size, mr, *, stream):
+            if size == 1:
+                raise TypeError("no buffer")
             made = cls()
             made.ptr, made.size, made.mr, made.stream = ptr, size, mr, stream
             return made
@@ -1035,6 +1037,7 @@ def cuda_core_names_the_stream_of_each_call():
     buffer = resource.allocate(MIB, stream=stream)
     assert galloc.default_pool(1).memory()["live"] == MIB
     buffer.close()
+    raises(TypeError, "no buffer", resource.allocate, 1, stream=stream)
     assert galloc.default_pool(1).memory()["live"] == 0
 
 
