@@ -184,16 +184,18 @@ def _load_full():
     target = _cached(f"galloc_torch-{torch.__version__}-{key}.so")
     if not os.path.exists(target):
         print(f"galloc_torch: compiling for PyTorch {torch.__version__}, once", file=sys.stderr, flush=True)
-        made = f"{target}.{os.getpid()}"
-        try:
-            result = subprocess.run(command + ["-o", made], capture_output=True, text=True)
-        except OSError as error:
-            raise RuntimeError(f"galloc_torch: full=True needs a C++ compiler ({error}); CXX=... names one. "
-                               "install() without it needs none") from error
-        if result.returncode:
-            raise RuntimeError("galloc_torch: galloc_torch.cpp does not compile for PyTorch " + torch.__version__ +
-                               ". install() without full=True needs no compiler.\n" + result.stderr[-2000:])
-        os.rename(made, target)
+        # In a folder of its own: processes on several machines may share the cache, and have the same number.
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(target)) as folder:
+            made = os.path.join(folder, "made.so")
+            try:
+                result = subprocess.run(command + ["-o", made], capture_output=True, text=True)
+            except OSError as error:
+                raise RuntimeError(f"galloc_torch: full=True needs a C++ compiler ({error}); CXX=... names one. "
+                                   "install() without it needs none") from error
+            if result.returncode:
+                raise RuntimeError("galloc_torch: galloc_torch.cpp does not compile for PyTorch " + torch.__version__ +
+                                   ". install() without full=True needs no compiler.\n" + result.stderr[-2000:])
+            os.rename(made, target)
     library = ctypes.CDLL(target)
     library.galloc_torch_install.restype = ctypes.c_char_p
     return library

@@ -50,6 +50,23 @@ test("an empty CXX is c++", full, "CXX=... names one", CXX="", PATH="/nowhere")
 test("a home that cannot be made", full, "", HOME="/dev/null/home")
 test("a home that nobody knows", full + "\nimport os\nassert not os.path.exists('~')", "", HOME="~")
 test("a cache that is no folder", full, "", XDG_CACHE_HOME="/dev/null")
+test("processes of several machines with one cache", """
+import os
+import shutil
+names = []
+
+def copy(made, target):
+    names.append(made)
+    shutil.copy(made, target)
+
+os.getpid, os.rename = lambda: 7, copy
+for machine in range(2):
+    for path in os.listdir("cache/galloc_torch") if machine else []:
+        os.remove("cache/galloc_torch/" + path)
+    galloc_torch._load_full()
+assert names[0] != names[1], names
+assert len(os.listdir("cache/galloc_torch")) == 1
+""", "", XDG_CACHE_HOME=os.path.join(folder, "cache"))
 
 print(f"{passed} passed, {failed} failed")
 sys.exit(failed != 0)
