@@ -281,7 +281,10 @@ static void add_peer(int device, galloc_pool *pool, int peer)
     galloc_callbacks callbacks;
     cudaError_t before = cudaPeekAtLastError();
     int can = 0;
-    if (quiet(before, cudaDeviceCanAccessPeer(&can, peer, device)) != cudaSuccess) can = 0;
+    if (quiet(before, cudaDeviceCanAccessPeer(&can, peer, device)) != cudaSuccess) {
+        say_no_access(device, peer);
+        return;
+    }
     if (!can || galloc_pool_config(pool, &config) != cudaSuccess || !config.expandable_segments) return;
     __atomic_store_n(&peers[device], peers[device] | (uint64_t)1 << peer, __ATOMIC_RELEASE);
     memset(&callbacks, 0, sizeof callbacks);

@@ -389,6 +389,29 @@ TEST(devices_that_cannot_be_peers_have_their_memory)
     finish();
 }
 
+static bool has(const std::string &text, const char *part) { return text.find(part) != std::string::npos; }
+
+/* The adaptor says it once in a process, so that a child says it. */
+TEST(a_device_that_another_one_cannot_use_is_named)
+{
+    char words[200] = "";
+    int ends[2], status = -1;
+    EXPECT_EQ(pipe(ends), 0);
+    pid_t child = fork();
+    if (!child) {
+        (void)dup2(ends[1], STDOUT_FILENO);
+        (void)dup2(ends[1], STDERR_FILENO);
+        execl("/proc/self/exe", "torch_host", library_path, "devices_that_cannot_be_peers", nullptr);
+        _exit(2);
+    }
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    EXPECT(read(ends[0], words, sizeof words - 1) > 0);
+    close(ends[0]);
+    close(ends[1]);
+    EXPECT(has(words, "device 1 gets no access to some memory of device 0"));
+}
+
 TEST(a_refusal_of_access_loses_no_allocation)
 {
     for (long nth = 1; nth < 40; nth++) {
@@ -877,8 +900,6 @@ template <class Call> static std::string thrown(Call call)
     }
     return "";
 }
-
-static bool has(const std::string &text, const char *part) { return text.find(part) != std::string::npos; }
 
 /* Not those of an earlier call, nor those of a free that is made again when memory runs out. */
 TEST(an_exception_has_the_words_of_its_own_error)
