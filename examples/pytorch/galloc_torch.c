@@ -679,6 +679,18 @@ HOOK void galloc_hook_end_allocate_to_pool(int device, pool_id id) { group_end_n
 
 HOOK void galloc_hook_release_pool(int device, pool_id id) { group_release(device, id); }
 
+/* For galloc_torch.cpp: whether a pool has begun and not ended. */
+HOOK int galloc_hook_pool_is_open(int device, pool_id id)
+{
+    const group *g;
+    int open;
+    (void)pthread_mutex_lock(&lock);
+    g = group_find(device, id);
+    open = g && g->open;
+    (void)pthread_mutex_unlock(&lock);
+    return open;
+}
+
 /* PyTorch 2.1 and 2.2: the end names the stream. */
 HOOK void galloc_hook_begin_allocate_stream_to_pool(int device, cudaStream_t stream, pool_id id)
 {

@@ -39,6 +39,7 @@ struct galloc_pool_id {
 void galloc_hook_begin_allocate_to_pool(int, galloc_pool_id, void *);
 void galloc_hook_end_allocate_to_pool(int, galloc_pool_id);
 void galloc_hook_release_pool(int, galloc_pool_id);
+int galloc_hook_pool_is_open(int, galloc_pool_id);
 struct galloc_held_stat {
     size_t current, peak, allocated, freed;
 };
@@ -135,6 +136,17 @@ struct State {
             for (auto &pool : open)
                 if (pool.device == device && pool.filter && pool.filter(stream)) return pool.id;
         return {0, 0};
+    }
+
+    /* Before a pool begins: PyTorch does not end one whose capture has failed, and its filter may use a graph that is
+       gone. */
+    void end_pools(int device, MempoolId_t id)
+    {
+        auto has_ended = [&](const OpenPool &pool) {
+            return pool.device == device &&
+                (pool.id == id || !galloc_hook_pool_is_open(device, {pool.id.first, pool.id.second}));
+        };
+        open.erase(std::remove_if(open.begin(), open.end(), has_ended), open.end());
     }
 
     void note(TraceEntry e)
@@ -347,6 +359,7 @@ public:
         set_begin_allocate_to_pool([](int device, MempoolId_t id, std::function<bool(cudaStream_t)> filter) {
             galloc_hook_begin_allocate_to_pool(device, {id.first, id.second}, nullptr);
             std::lock_guard<std::mutex> guard(state().mutex);
+            state().end_pools(device, id);
             state().open.push_back({device, id, std::move(filter)});
         });
         set_end_allocate_to_pool_fn([](int device, MempoolId_t id) {

@@ -355,6 +355,50 @@ TEST(blocks_belong_to_the_pool_of_their_graph)
     OK(cudaStreamDestroy(other));
 }
 
+/* A capture fails, PyTorch does not end its pool, and the program drops its graph, which the filter uses. */
+static void capture_after_a_failed_one(MempoolId_t failed, MempoolId_t later)
+{
+    bool is_gone = false;
+    cudaStream_t stream, forked;
+    cudaEvent_t event;
+    cudaGraph_t graph;
+    OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&forked, cudaStreamNonBlocking));
+    OK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    for (int i = 0; i < 3; i++) {
+        const MempoolId_t id = i ? later : failed;
+        current->beginAllocateToPool(0, id, [&is_gone, i](cudaStream_t) {
+            EXPECT(!is_gone || i);
+            return true;
+        });
+        OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+        void *p = get(1000, stream);
+        EXPECT(current->checkPoolLiveAllocations(0, id, {p}));
+        if (!is_gone) {
+            sim_access access = {p, 1000, SIM_WRITE, 1};
+            OK(cudaEventRecord(event, stream));
+            OK(cudaStreamWaitEvent(forked, event, 0));
+            OK(sim_launch(forked, &access, 1)); /* not joined */
+        }
+        EXPECT_EQ(cudaStreamEndCapture(stream, &graph), is_gone ? cudaSuccess : cudaErrorStreamCaptureUnjoined);
+        (void)cudaGetLastError();
+        give(p);
+        if (is_gone) OK(cudaGraphDestroy(graph));
+        if (is_gone) current->endAllocateToPool(0, id);
+        is_gone = true;
+    }
+    for (int i = 0; i < 3; i++) current->releasePool(0, i ? later : failed);
+    OK(cudaEventDestroy(event));
+    OK(cudaStreamDestroy(stream));
+    OK(cudaStreamDestroy(forked));
+}
+
+TEST(the_filter_of_a_capture_that_failed_is_not_called)
+{
+    capture_after_a_failed_one({0, 20}, {0, 21});
+    capture_after_a_failed_one({0, 22}, {0, 22});
+}
+
 static int throws(cudaStream_t stream)
 {
     try {
