@@ -5889,6 +5889,7 @@ enum gai_outcome {
     GAI_TAKEN_EMPTY, /* the same, and the stream cache was empty */
     GAI_KNOWN, /* the pool must do it; the stream has been queried */
     GAI_KNOWN_EMPTY, /* the same, and the stream cache was empty */
+    GAI_DUE,   /* the pool must see first whether the allocation gets a guard; the stream has been queried */
     GAI_LONG   /* the whole call is the pool's */
 };
 
@@ -5900,14 +5901,16 @@ static GAI_INLINE int gai_cache_is_empty(const gai_cache *cache)
 }
 
 /* The most recently freed block of this size, which becomes the program's; NULL: there is none, and *outcome becomes
-   GAI_KNOWN or GAI_KNOWN_EMPTY. The stream cache is open, and the caller has confirmed the stream. [latch] */
+   GAI_KNOWN, GAI_KNOWN_EMPTY or GAI_DUE. The stream cache is open, and the caller has confirmed the stream. [latch] */
 static GAI_INLINE gai_block *gai_cache_pop(gai_cache *cache, size_t bytes, size_t requested, uint32_t tag,
                                            enum gai_outcome *outcome)
 {
     gai_block *block = NULL;
     if (cache->mallocs >= cache->serves) {
-        /* The pool counts these now, and sees whether an allocation is to be watched. */
-    } else if (cache->unconfirmed && cache->unconfirmed->bytes == bytes) {
+        *outcome = GAI_DUE;
+        return NULL;
+    }
+    if (cache->unconfirmed && cache->unconfirmed->bytes == bytes) {
         block = gai_unconfirmed_pop(cache, &cache->unconfirmed);
         cache->live_out += (size_t)block->requested;
     } else if (cache->unconfirmed_blocks > 1 || cache->filled) { /* blocks besides the one just compared */
@@ -13265,9 +13268,9 @@ static GAI_INLINE int gai_pool_watches_next(galloc_pool *pool, size_t bytes)
     return gai_pool_is_to_watch(pool, pool->stats.mallocs) && gai_request_chosen(pool, pool->stats.mallocs, bytes, 0);
 }
 
-/* A block for a request that the stream cache did not serve since the pool had to see whether a guard is due. The cache
-   is not flushed, so that blocks have the places that they have without debug. NULL: it did not serve it for another
-   reason, or the full call is to set the guard. [no lock] */
+/* A block for a request that was not served since the pool had to see whether a guard is due (GAI_DUE). It does not
+   flush the cache, so that blocks have the places that they have without debug. NULL: the cache has no such block, or the
+   full call is to set the guard. [no lock] */
 GAI_APART
 static gai_block *gai_cache_pop_seen(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag)
 {
@@ -20634,7 +20637,7 @@ static int gai_malloc_near(enum gai_outcome outcome, gai_tcache_entry *entry, vo
 {
     gai_block *block = NULL;
     if (outcome == GAI_LONG || bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2)) return 0;
-    if (entry->pool->config.debug) block = gai_cache_pop_seen(entry->pool, &entry->site, bytes, tag);
+    if (outcome == GAI_DUE) block = gai_cache_pop_seen(entry->pool, &entry->site, bytes, tag);
     if (!block) block = gai_pool_take_near(entry->pool, &entry->site, bytes, tag, outcome == GAI_KNOWN_EMPTY);
     if (!block) return 0;
     gai_tcache_gave(entry, block, block->addr, ptr);
