@@ -51,6 +51,7 @@ count hot 2000 2100 stats:exact
 count hot 2000 2180 history:1000
 count hot 2000 3150 history:1000,history_stacks:8
 count hot 20000 265 debug:guards+poison+quarantine,debug_sample:1000
+count miss 10000 1270 debug:guards,debug_sample:1000
 count parked 4 6000000 memory_limit:120G
 
 count_verdicts
