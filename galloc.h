@@ -13269,8 +13269,8 @@ static GAI_INLINE int gai_pool_watches_next(galloc_pool *pool, size_t bytes)
 }
 
 /* A block for a request that was not served since the pool had to see whether a guard is due (GAI_DUE). It does not
-   flush the cache, so that blocks have the places that they have without debug. NULL: the cache has no such block, or the
-   full call is to set the guard. [no lock] */
+   flush the cache, so that blocks have the places that they have without debug. NULL: the cache has no such block, or
+   the full call is to set the guard. [no lock] */
 GAI_APART
 static gai_block *gai_cache_pop_seen(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag)
 {
