@@ -473,7 +473,8 @@ typedef struct galloc_config {
     size_t quarantine_bytes; /* debug:quarantine keeps the blocks freed last, of so many bytes; 0 (default): 1/16 of the
                                 limit, at most 256 MiB. In a text also auto */
     uint64_t debug_sample;   /* that is done to one allocation in so many, on the average, 1 (default: to all) ..
-                                1000000000; from 64 on preferably where rounding leaves bytes for a guard */
+                                1000000000. From 64 on, guards alone are set only where rounding leaves 16 bytes or
+                                more, and poison and quarantine apply only to requests of at most 1 MiB */
     int gpu_direct_rdma;     /* 1: pages support GPUDirect RDMA, if the device does (then galloc_pool_config gives 1); 0
                                 (default): only pages that are created while on_map is set. Memory of cudaMalloc always
                                 does */
@@ -847,8 +848,8 @@ GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
    work is complete, and galloc forgets the stream once that memory is used again or returned. Queue no work on it
    between this call and cudaStreamDestroy. Without this call reuse is still safe, but the memory that the stream freed
    last is found only when memory runs out, or after a thousand such streams: up to 2 MiB, or the stream's share of
-   1/128 of the heap if that is more (of half of the heap in a program that repeats itself); if it was the pool's only
-   stream, all that it freed. A stream that is passed to galloc again counts as not retired.
+   1/128 of the heap if that is more (of half of the heap in a program that repeats itself). It is all that the stream
+   freed if it was the pool's only stream. A stream that is passed to galloc again counts as not retired.
      stream   not captured. It is retired in all pools, or after an error in none
      Returns  also cudaErrorStreamCaptureImplicit: the legacy stream, while a blocking stream is captured */
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
@@ -992,7 +993,7 @@ GALLOC_API cudaError_t galloc_pool_set_limit(galloc_pool *pool, size_t bytes);
 
 /* Sets functions that the pool calls. They run in the thread whose call leads to them, with no lock of galloc held.
    They may call galloc, also for this pool, but not this function. They must return (no longjmp, no exception) and
-   leave the current device as it was; one that forks returns in the parent only.
+   leave the current device as it was. In the child of a fork that they make they must not return.
      on_oom     an allocation is about to fail, after all steps of ON RUNNING OUT. Return 1 to try all steps again,
                 after freeing memory, say: at most max_retries times for one allocation; or 0 to let it fail. It must
                 not free the block that a galloc_resize under way grows. Not called for requests that exceed what the
@@ -2833,7 +2834,7 @@ typedef struct gai_cache_bin {
    large == 0 || some block in a bin, or unconfirmed, has `large` bytes
    unconfirmed_blocks <= GAI_UNCONFIRMED_BLOCKS;  !trusted: their bytes without `large` <= GAI_EVENT_BYTES
    open == 0 || open == the stream state's life;  the stream state is asked or retired: open == 0
-   mallocs <= serves
+   seen <= mallocs <= serves
    Counters since the last flush, which adds them to the pool's counters: mallocs and allocated_in, number and bytes of
    the blocks that the cache has served; live_in, the bytes requested for them. The blocks freed into the cache since
    then are those served and those in the bins now; live_out is the sum of their requested bytes. Unconfirmed blocks are
@@ -2879,7 +2880,8 @@ typedef struct gai_cache {
     size_t most;
     size_t bytes;
     size_t large;      /* bytes of the one block that came while it was empty and exceeds `most` */
-    size_t serves;     /* after so many mallocs since the last flush the next goes to the pool: gai_pool_serves */
+    size_t serves;     /* after so many mallocs since the last flush the next goes to the pool: gai_cache_renew */
+    size_t seen;       /* mallocs since the last flush that gai_cache_see has counted */
     size_t enough;     /* while it holds more than this (lane_bytes), besides that, it takes no further block */
     gai_block *orphans;
     int trusted;
@@ -3313,9 +3315,10 @@ struct galloc_pool {
     int separate;        /* streams reuse their own memory before common memory: gai_pool_note_separate */
 
     /* `lock` guards all groups from here to `users`. Its state, which decides the way that requests take: */
-    uint64_t watch_at;   /* debug: once stats.mallocs is so large, the next allocation gets a guard; else not reached */
-    uint64_t look_at;    /* until then, stream caches need not ask for that */
-    uint64_t watch_draw; /* random numbers for watch_at */
+    uint64_t watch_at;   /* debug: once stats.mallocs is so large, the next allocation gets a guard; else not reached.
+                            What gai_cache_see has counted is taken off */
+    uint64_t look_at;    /* likewise: until then, stream caches need not ask for that */
+    uint64_t watch_draw; /* the last number of gai_pool_draw */
     uint64_t special;    /* GAI_ROUTE_...: reasons why requests do not take the short path of a miss */
     uint64_t broken;     /* a sticky error: the pool refuses from then on; also read without a lock */
     gai_asking *asking;  /* calls of on_oom and on_reject that are under way */
@@ -5768,19 +5771,36 @@ static int gai_pool_debugs_all(const galloc_pool *pool)
     return pool->config.debug && pool->config.debug_sample < GAI_SPARSE;
 }
 
-/* Does the next allocation, after so many, get a guard? Reset statistics make the difference wrap, hence the sign. */
-static GAI_INLINE int gai_pool_is_to_watch(const galloc_pool *pool, uint64_t mallocs)
+/* Does the next allocation get a guard? Reset statistics make the difference wrap, hence the sign. */
+static GAI_INLINE int gai_pool_is_to_watch(const galloc_pool *pool)
 {
-    return (int64_t)(mallocs - pool->watch_at) >= 0;
+    return (int64_t)(pool->stats.mallocs - pool->watch_at) >= 0;
 }
 
-/* After so many mallocs that a stream cache serves, the pool sees whether the next one gets a guard. Other streams'
-   mallocs count too, so it looks twice as often as needed for one stream. [lock] */
+/* Sets how many mallocs the stream cache serves until the pool sees whether the next one gets a guard. Others count as
+   well, so half of debug_sample at most. [lock], [latch] */
 GAI_APART
-static size_t gai_pool_serves(const galloc_pool *pool, uint64_t mallocs)
+static void gai_cache_renew(const galloc_pool *pool, gai_cache *cache)
 {
-    int64_t left = (int64_t)(pool->look_at - mallocs);
-    return left > 0 ? gai_min((size_t)left, (size_t)pool->config.debug_sample / 2) : 0;
+    int64_t left = (int64_t)(pool->look_at - pool->stats.mallocs - (cache->mallocs - cache->seen));
+    cache->serves = cache->mallocs + gai_min((size_t)(left > 0 ? left : 0), (size_t)pool->config.debug_sample / 2);
+}
+
+/* Counts the mallocs of a stream cache since its last flush towards the next guard. The flush counts them in
+   stats.mallocs, so it takes that back (gai_cache_unsee). [lock], [latch] */
+static void gai_cache_see(galloc_pool *pool, gai_cache *cache)
+{
+    pool->watch_at -= cache->mallocs - cache->seen;
+    pool->look_at -= cache->mallocs - cache->seen;
+    cache->seen = cache->mallocs;
+}
+
+GAI_APART
+static void gai_cache_unsee(galloc_pool *pool, gai_cache *cache)
+{
+    pool->watch_at += cache->seen;
+    pool->look_at += cache->seen;
+    cache->seen = 0;
 }
 
 /* ---- without the pool's lock ---- */
@@ -6161,7 +6181,8 @@ static void gai_cache_change(const galloc_pool *pool, gai_stream *stream, uint64
     cache->open = open;
     cache->most = gai_max(most, gai_cache_held(cache));
     cache->enough = pool->config.lane_bytes;
-    cache->serves = pool->config.debug ? cache->mallocs + gai_pool_serves(pool, pool->stats.mallocs) : SIZE_MAX;
+    cache->serves = SIZE_MAX;
+    if (pool->config.debug) gai_cache_renew(pool, cache);
     cache->trusted = !pool->config.stream_check || gai_is_default_stream(stream->handle);
     cache->alone = cache->trusted ? most : gai_min(most, GAI_EVENT_BYTES);
     gai_latch_off(&cache->latch);
@@ -6243,6 +6264,7 @@ static int gai_stream_flush(galloc_pool *pool, gai_stream *stream, int confirmed
         gai_cache_tell(cache, &pool->stats);
         if (cache->mallocs) stream->handed = gai_stream_stamp(stream);
         cache->serves -= cache->mallocs;
+        if (cache->seen) gai_cache_unsee(pool, cache);
         cache->mallocs = 0;
         cache->live_in = cache->live_out = cache->allocated_in = 0;
         cache->blocks = cache->bytes = 0;
@@ -9633,27 +9655,33 @@ static int gai_pool_checks_apart(const galloc_pool *pool)
     return pool->config.debug == GALLOC_DEBUG_GUARDS && pool->config.debug_sample >= GAI_SPARSE;
 }
 
-/* Is what is due after so many allocations done to a request? A sample of few is to change nothing else than what it
-   checks: sizes stay as they are, and hence places and pages. So for guards alone requests are chosen whose rounding
-   leaves one. After another request, stream caches serve a few before they ask again. [lock] */
+/* A random number from 0 to `most`. Each run of a program draws the same ones. [lock] */
+static uint64_t gai_pool_draw(galloc_pool *pool, uint64_t most)
+{
+    pool->watch_draw = pool->watch_draw * 0x5851f42d4c957f2d + 0x14057b7ef767814f; /* MMIX, by D. E. Knuth */
+    return (pool->watch_draw >> 32) % (most + 1);
+}
+
+/* Is what is due done to this request? A sample of few allocations is to change nothing else than what it checks: sizes
+   stay as they are, and hence places and pages. So for guards alone requests are chosen whose rounding leaves one.
+   After another request, stream caches serve a few before they ask again: a random number, since a step that is
+   repeated may have one request that fits. [lock] */
 GAI_APART
-static int gai_request_chosen(galloc_pool *pool, uint64_t mallocs, size_t bytes, size_t most)
+static int gai_request_chosen(galloc_pool *pool, size_t bytes, size_t most)
 {
     uint64_t sample = pool->config.debug_sample;
     int chosen = gai_pool_checks_apart(pool) ? gai_rounding_guards(pool, bytes, most) : bytes <= GAI_SAMPLE_MOST;
     if (sample < GAI_SPARSE) return 1;
-    if (!chosen) pool->look_at = mallocs + sample / GAI_GUARD_LOOKS;
+    if (!chosen) pool->look_at = pool->stats.mallocs + gai_pool_draw(pool, 2 * (sample / GAI_GUARD_LOOKS));
     return chosen;
 }
 
-/* An allocation, after so many, gets the guard that was due. The distance to the next one varies between 1/2 and 3/2 of
-   debug_sample: else a program with a fixed number of allocations in each step might have the same one guarded in all
-   steps. A program that repeats itself has the same ones guarded. [lock] */
-static void gai_pool_note_watch(galloc_pool *pool, uint64_t mallocs)
+/* An allocation gets the guard that was due. The distance to the next one varies between 1/2 and 3/2 of debug_sample.
+   Else a program with a fixed number of allocations in each step might have the same one guarded in each. [lock] */
+static void gai_pool_note_watch(galloc_pool *pool)
 {
-    uint64_t half = pool->config.debug_sample / 2;
-    pool->watch_draw = pool->watch_draw * 0x5851f42d4c957f2d + 0x14057b7ef767814f; /* MMIX, by D. E. Knuth */
-    pool->watch_at = mallocs + pool->config.debug_sample - half + (pool->watch_draw >> 32) % (2 * half + 1);
+    uint64_t sample = pool->config.debug_sample;
+    pool->watch_at = pool->stats.mallocs + sample - sample / 2 + gai_pool_draw(pool, 2 * (sample / 2));
     pool->look_at = pool->watch_at;
 }
 
@@ -9664,9 +9692,8 @@ static int gai_pool_samples(galloc_pool *pool, const galloc_request *request)
     uint64_t sample = pool->config.debug_sample;
     int chosen;
     gai_lock_on(&pool->lock);
-    chosen = gai_pool_is_to_watch(pool, pool->stats.mallocs) &&
-             gai_request_chosen(pool, pool->stats.mallocs, request->bytes, request->max_bytes);
-    if (chosen && sample > 1) gai_pool_note_watch(pool, pool->stats.mallocs);
+    chosen = gai_pool_is_to_watch(pool) && gai_request_chosen(pool, request->bytes, request->max_bytes);
+    if (chosen && sample > 1) gai_pool_note_watch(pool);
     gai_lock_off(&pool->lock);
     return chosen;
 }
@@ -9698,7 +9725,7 @@ static int gai_site_may_act(const gai_site *site)
 static int gai_site_may_check(const galloc_pool *pool, const gai_site *site)
 {
     int unlimited = pool->config.wait_limit_ms == UINT64_MAX;
-    return gai_site_may_act(site) && !site->stream->retired && (unlimited || !gai_is_default_stream(site->handle));
+    return gai_site_may_act(site) && (unlimited || !gai_is_default_stream(site->handle));
 }
 
 /* The parts of a range that are set and checked: all of it, or both ends. */
@@ -9766,7 +9793,7 @@ static void gai_block_watch(galloc_pool *pool, gai_block *block, const gai_site 
         gai_scope_leave(&scope);
     }
     gai_lock_on(&pool->lock);
-    if (guards && may) gai_block_used_until_now(block, block->stream);
+    if (guards && may) gai_block_used_until_now(block, site->stream);
     if (may && !result) gai_set_relaxed(&block->tag, block->tag | GAI_WATCHED_BLOCK);
     else pool->stats.unchecked += (uint64_t)guards;
     gai_block_record_guard(pool, block, site);
@@ -9996,11 +10023,13 @@ static int gai_block_marks_precede(const gai_block *block, const gai_stream *str
 
 /* Is it ordered after the work that set the block's guard? The stream that the block was given to is; another one
    must also follow all that used the block before. A watched block has GAI_CACHED together with GAI_DROPPED. [lock] */
-static int gai_block_precedes(const gai_block *block, const gai_stream *stream)
+static int gai_block_precedes(const galloc_pool *pool, const gai_block *block, const gai_stream *stream)
 {
+    const gai_stream *owner;
     if (stream->life == block->life) return 1;
     if (!gai_block_marks_precede(block, stream)) return 0;
-    return !(block->tag & GAI_CACHED) || block->age <= block->stream->done;
+    owner = gai_stream_of_life(pool, block->life); /* not always block->stream; NULL: forgotten, without pending work */
+    return !(block->tag & GAI_CACHED) || !owner || block->age <= owner->done;
 }
 
 /* Queues the copy of a guard, and poison over what the program had. [no lock] */
@@ -10103,7 +10132,8 @@ static void gai_block_check(galloc_pool *pool, gai_block *block, const gai_site 
     gai_stream *stream = site->stream;
     gai_check *check = NULL;
     int guards = gai_pool_guard(pool) != 0, poison = frees && pool->config.debug & ~GALLOC_DEBUG_GUARDS;
-    int may = gai_site_may_check(pool, site) && !block->segment->lost && gai_block_precedes(block, stream);
+    int may = gai_site_may_check(pool, site) && !stream->retired && !block->segment->lost &&
+              gai_block_precedes(pool, block, stream);
     CUresult result = CUDA_SUCCESS;
     gai_set_relaxed(&block->tag, block->tag & ~GAI_WATCHED_BLOCK);
     /* The release of a group leaves marks of recorded uses on a block that is in use. */
@@ -10202,7 +10232,8 @@ static void gai_pool_limit_kept(galloc_pool *pool, const gai_site *site)
     while (pool->guards.kept_bytes > most) {
         int may;
         gai_block *block = gai_kept_pop(pool, &may);
-        may = may && gai_site_may_check(pool, site) && gai_block_marks_precede(block, site->stream);
+        may = may && gai_site_may_check(pool, site) && !site->stream->retired &&
+              gai_block_marks_precede(block, site->stream);
         if (!may) pool->stats.unchecked++;
         else if (gai_kept_check(pool, block, site, 0))
             gai_block_stamp(pool, block, gai_mark_promised(pool, site->stream)); /* it reads the block until then */
@@ -13265,10 +13296,10 @@ static GAI_INLINE void gai_stream_release_near(galloc_pool *pool, gai_stream *st
 /* Does this plain request get the guard that may be due? [lock] */
 static GAI_INLINE int gai_pool_watches_next(galloc_pool *pool, size_t bytes)
 {
-    return gai_pool_is_to_watch(pool, pool->stats.mallocs) && gai_request_chosen(pool, pool->stats.mallocs, bytes, 0);
+    return gai_pool_is_to_watch(pool) && gai_request_chosen(pool, bytes, 0);
 }
 
-/* A block for a request that was not served since the pool had to see whether a guard is due (GAI_DUE). It does not
+/* A block for a request that was not served because the pool had to see whether a guard is due (GAI_DUE). It does not
    flush the cache, so that blocks have the places that they have without debug. NULL: the cache has no such block, or
    the full call is to set the guard. [no lock] */
 GAI_APART
@@ -13282,14 +13313,15 @@ static gai_block *gai_cache_pop_seen(galloc_pool *pool, const gai_site *site, si
     gai_lock_on(&pool->lock);
     gai_latch_on(&cache->latch);
     if (cache->open == site->life && cache->mallocs >= cache->serves) {
-        uint64_t mallocs = pool->stats.mallocs + cache->mallocs;
-        int watch = gai_pool_is_to_watch(pool, mallocs) && gai_request_chosen(pool, mallocs, bytes, 0);
+        int watch;
+        gai_cache_see(pool, cache);
+        watch = gai_pool_watches_next(pool, bytes);
         apart = watch && gai_pool_checks_apart(pool);
         cache->serves = SIZE_MAX;
         if (watch == apart) block = gai_cache_pop(cache, gai_rounded(pool, bytes), bytes, tag, &outcome);
         if (block) gai_store_pointer(&block->lent, stream);
-        if (block && apart) gai_pool_note_watch(pool, mallocs);
-        cache->serves = cache->mallocs + gai_pool_serves(pool, mallocs);
+        if (block && apart) gai_pool_note_watch(pool);
+        gai_cache_renew(pool, cache);
     }
     gai_latch_off(&cache->latch);
     gai_lock_off(&pool->lock);
@@ -13343,7 +13375,7 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
         if (block) gai_block_count_near(pool, block);
         gai_stream_release_near(pool, stream, site, changed);
         if (block) gai_block_note_latest(pool, block, stream);
-        if (block && apart) gai_pool_note_watch(pool, pool->stats.mallocs);
+        if (block && apart) gai_pool_note_watch(pool);
     } else if (special & GAI_ROUTE_ROUNDED) {
         block = gai_pool_take_rounded(pool, site, bytes, tag);
     }
@@ -15793,7 +15825,7 @@ static int gai_check_cache(const galloc_pool *pool, const gai_stream *stream, ga
     broken += cached.blocks != cache->blocks || cached.used != cache->bytes;
     broken += gai_cache_held(cache) > cache->most || cache->alone > cache->most;
     broken += cache->large && !(unconfirmed.large + cached.large);
-    broken += cache->mallocs > cache->serves;
+    broken += cache->seen > cache->mallocs || cache->mallocs > cache->serves;
     broken += !cache->trusted && unconfirmed.used - (unconfirmed.large ? cache->large : 0) > GAI_EVENT_BYTES;
     census->blocks -= unconfirmed.blocks + cached.blocks;
     census->used -= unconfirmed.used + cached.used;

@@ -738,6 +738,53 @@ TEST(threads_end_beside_others_that_go_on)
     finish();
 }
 
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream[3];
+} sampled;
+
+static void *make_sampled_pairs(void *seed)
+{
+    dice d = {(uint32_t)(uintptr_t)seed};
+    struct {
+        void *ptr;
+        cudaStream_t stream;
+    } live[6] = {{NULL, NULL}};
+    for (int i = 0; i < 4000; i++) {
+        size_t at = (size_t)roll_below(&d, 6);
+        if (live[at].ptr) OK(galloc_free(live[at].ptr, roll_below(&d, 8) ? live[at].stream : sampled.stream[0]));
+        live[at].stream = sampled.stream[roll_below(&d, 3)];
+        OK(galloc_pool_malloc(sampled.pool, &live[at].ptr, 400 + 300 * (size_t)roll_below(&d, 4), live[at].stream));
+        if (i % 300 == 0) OK(galloc_pool_trim(sampled.pool, 0, NULL));
+    }
+    for (int i = 0; i < 6; i++)
+        if (live[i].ptr) OK(galloc_free(live[i].ptr, live[i].stream));
+    return NULL;
+}
+
+/* Blocks with guards are set and checked by threads that share streams. */
+TEST(threads_share_sampled_guards)
+{
+    static const char *const settings[] = {"debug:guards,debug_sample:64", "debug:guards+poison,debug_sample:64"};
+    for (int k = 0; k < 2; k++) {
+        pthread_t thread[4];
+        begin();
+        for (int i = 0; i < 3; i++) sampled.stream[i] = stream_new();
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, settings[k], NULL, 0));
+        sampled.pool = pool_new(&config);
+        for (uintptr_t i = 0; i < 4; i++)
+            EXPECT_EQ(pthread_create(&thread[i], NULL, make_sampled_pairs, (void *)(i + 1)), 0);
+        for (int i = 0; i < 4; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);
+        OK(cudaDeviceSynchronize());
+        EXPECT_EQ(galloc_pool_check(sampled.pool), 0);
+        EXPECT(stats_of(sampled.pool).checks > 0);
+        pool_end(sampled.pool);
+        for (int i = 0; i < 3; i++) stream_end(sampled.stream[i]);
+        finish();
+    }
+}
+
 static void *set_limits(void *pool)
 {
     for (size_t i = 0; i < 20000; i++) OK(galloc_pool_set_limit((galloc_pool *)pool, MIB(64) + i % 1000 * MIB(1)));
