@@ -201,15 +201,15 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_streams))  # also when the interpre
 _kept = {}
 
 
-def _blocks_on(stream):
-    """The list of a stream's blocks."""
+def _blocks_on(stream, number):
+    """The list of a stream's blocks. number: the stream's handle."""
     if stream is None or type(stream) is int:
         return _kept
     key = id(stream)
     found = _streams.get(key)
     if found is not None:
         return found[1]
-    number, blocks = handle(stream), {}
+    blocks = {}
 
     def gone(reference, streams=_streams, drop=_load().galloc_python_drop):
         del streams[key]
@@ -228,7 +228,7 @@ class Block:
     """Memory that is freed with the object, on the stream that it was allocated for. The object keeps the stream. If
     the garbage collector finds both in a cycle, the memory is freed first: finalisers in the cycle must not use it."""
 
-    __slots__ = ("size", "pool", "_ptr", "_stream", "_blocks", "_drop", "__weakref__")
+    __slots__ = ("size", "pool", "_ptr", "_stream", "_number", "_blocks", "_drop", "__weakref__")
 
     __reduce_ex__ = _refuse_copy
 
@@ -238,8 +238,9 @@ class Block:
         self.size = nbytes
         self._stream = stream
         self._drop = _load().galloc_python_drop  # globals may be gone when the interpreter ends
-        self._blocks = _blocks_on(stream)
-        ptr = self.pool.malloc(nbytes, stream)
+        self._number = handle(stream)
+        self._blocks = _blocks_on(stream, self._number)
+        ptr = self.pool.malloc(nbytes, self._number)
         if ptr:
             self._give(ptr)
 
@@ -261,10 +262,17 @@ class Block:
         ptr, self._ptr = getattr(self, "_ptr", 0), 0
         return ptr if ptr and self._blocks.pop(ptr, self) is not self else 0
 
+    def _handle(self):
+        """The handle of the block's stream. Raises if the stream was closed: some objects then have the handle 0."""
+        number = handle(self._stream)
+        if number != self._number:
+            raise RuntimeError("galloc: the stream of the block was closed. Name one that is ordered after its work")
+        return number
+
     def free(self, stream=None):
         """Frees the memory now; on another stream than the one it was allocated for if one is given. After an error the
         block still has its memory."""
-        number = handle(self._stream if stream is None else stream)
+        number = self._handle() if stream is None else handle(stream)
         ptr = self._take()
         if ptr:
             try:
@@ -283,8 +291,8 @@ class Block:
         ptr = self._take()
         if ptr:
             try:
-                number, wait = handle(self._stream), False
-            except Exception:  # a stream that was closed has no handle, and its work may go on
+                number, wait = self._handle(), False
+            except Exception:  # the stream was closed, and its work may go on
                 number, wait = 0, True
             self._drop(ptr, number, self.pool.device, wait)
 

@@ -319,13 +319,13 @@ def a_stream_without_a_cycle_goes_after_its_last_block():
 
 
 class Closed:
-    """As cuda.core's: close() destroys it, and it has no handle after that."""
+    """As cuda.core's: close() destroys it, and it has no handle after that. Some releases raise then, others name 0."""
 
-    def __init__(self):
-        self.number = new_stream()
+    def __init__(self, without):
+        self.number, self.without = new_stream(), without
 
     def __cuda_stream__(self):
-        return 0, int(self.number)
+        return 0, int(self.without if self.number is None else self.number)
 
     def close(self):
         number, self.number = self.number, None
@@ -334,17 +334,18 @@ class Closed:
 
 @test
 def a_block_whose_stream_was_closed_goes_after_the_work_of_the_stream():
-    stream = Closed()
     sim.sim_pending.restype = ctypes.c_long
-    block = galloc.Block(MIB, stream)
-    for _ in range(200):
-        memset(block.ptr, stream.number)
-    stream.close()
-    raises(TypeError, "", block.free)
-    assert galloc.default_pool().memory()["live"] == MIB
-    assert sim.sim_pending()
-    del block
-    assert not sim.sim_pending()
+    for without, error, text in (None, TypeError, ""), (0, RuntimeError, "the stream of the block was closed"):
+        stream = Closed(without)
+        block = galloc.Block(MIB, stream)
+        for _ in range(200):
+            memset(block.ptr, stream.number)
+        stream.close()
+        raises(error, text, block.free)
+        assert galloc.default_pool().memory()["live"] == MIB
+        assert sim.sim_pending()
+        del block
+        assert not sim.sim_pending()
 
 
 @test
