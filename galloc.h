@@ -5777,8 +5777,8 @@ static GAI_INLINE int gai_pool_is_to_watch(const galloc_pool *pool)
     return (int64_t)(pool->stats.mallocs - pool->watch_at) >= 0;
 }
 
-/* Sets how many mallocs the stream cache serves until the pool sees whether the next one gets a guard. Others count as
-   well, so half of debug_sample at most. [lock], [latch] */
+/* Sets how many mallocs the stream cache serves until the pool sees whether the next one gets a guard. Half of
+   debug_sample at most, because the mallocs of other stream caches count as well. [lock], [latch] */
 GAI_APART
 static void gai_cache_renew(const galloc_pool *pool, gai_cache *cache)
 {
