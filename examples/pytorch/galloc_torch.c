@@ -10,10 +10,10 @@
      PyTorch's own exception: torch.OutOfMemoryError with galloc's report as its text. This file is C; it makes the C++
      exception with the functions that PyTorch and the C++ library export (throw_error). Where they are not found, the
      exception is std::bad_alloc, which Python sees as RuntimeError.
-   - Graphs that share a pool (torch.cuda.graph(g, pool=...)). PyTorch names the pool before the capture begins and
-     does not name the stream. The first allocation on a captured stream of the device tells the capture, and puts it
-     into the pool's galloc_graph. While several captures with different pools are under way on one device, those that
-     begin to allocate in this time get memory of their own.
+   - Graphs that share a pool (torch.cuda.graph(g, pool=...)). PyTorch names the pool before the capture begins, and
+     not its stream. The first allocation on a captured stream of the device tells the capture, and puts it into the
+     pool's galloc_graph. Captures that begin with different pools before one of them allocates get memory of their own.
+     galloc_torch.cpp knows the stream when the capture begins.
    - Several devices in one process. Mapped pages are accessible to their own device only, but PyTorch copies between
      devices as if each could reach the other's memory, and its kernels write to a peer's. So each device's pages become
      accessible to all other devices with a pool here that can be its peers (share_with).
@@ -371,21 +371,27 @@ typedef struct pool_id {
     unsigned long long first, second;
 } pool_id;
 
-/* The captures into one pool of PyTorch. */
+/* The captures into one pool of PyTorch share memory. */
 typedef struct group {
     struct group *next;
     pool_id id;
     int device;
     galloc_graph *graph;    /* NULL: no capture has allocated yet */
-    unsigned long long key; /* of the last begin; 2.0 to 2.2 name it at the end, in place of the pool */
-    int open;               /* begins without an end */
-    int begun;              /* galloc_graph_begin has been called since the first of them */
-    cudaStream_t stream;    /* with `begun`: that call's */
+    struct capture *joined; /* the capture that galloc_graph_begin was called for and galloc_graph_end was not */
     int uses;               /* begins that PyTorch has not released */
 } group;
 
+/* A begin without an end. */
+typedef struct capture {
+    struct capture *next;
+    group *group;
+    unsigned long long key; /* 2.0 to 2.2 name it at the end, in place of the pool */
+    cudaStream_t stream;    /* NULL: not known before the first allocation */
+} capture;
+
 static group *groups;
-static int open_groups; /* how many have `open`; read without the lock */
+static capture *captures; /* the last begin first */
+static int open_captures; /* their number; read without the lock */
 
 static group *group_find(int device, pool_id id)
 {
@@ -394,64 +400,116 @@ static group *group_find(int device, pool_id id)
     return g;
 }
 
-/* [lock] */
-static void group_end(group *g)
+/* Whether a stream is captured, and the number of its capture. */
+static int is_captured(cudaStream_t stream, unsigned long long *id)
 {
-    if (!g || !g->open || --g->open) return;
-    (void)__atomic_sub_fetch(&open_groups, 1, __ATOMIC_RELAXED);
-    if (g->begun) (void)galloc_graph_end(g->graph);
-    g->begun = 0;
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaError_t error = cudaPeekAtLastError();
+#if CUDART_VERSION >= 13000
+    cudaError_t err = cudaStreamGetCaptureInfo(stream, &status, id, NULL, NULL, NULL, NULL);
+#elif CUDART_VERSION >= 12000
+    cudaError_t err = cudaStreamGetCaptureInfo(stream, &status, id, NULL, NULL, NULL);
+#else
+    cudaError_t err = cudaStreamGetCaptureInfo(stream, &status, id);
+#endif
+    return quiet(error, err) == cudaSuccess && status == cudaStreamCaptureStatusActive;
 }
 
-/* PyTorch 2.3 and later do not name the end of a pool whose capture has failed. It has ended when its stream is no
-   longer captured: otherwise later captures of the stream, into other pools, would share its memory. [lock] */
-static void end_failed_groups(int device)
+/* [lock] */
+static void capture_end(capture *c)
 {
-    enum cudaStreamCaptureStatus status;
-    group *g;
-    for (g = groups; g; g = g->next) {
-        cudaError_t error = cudaPeekAtLastError();
-        if (!g->begun || g->device != device) continue;
-        if (quiet(error, cudaStreamIsCapturing(g->stream, &status)) != cudaSuccess) continue;
-        while (g->open && status == cudaStreamCaptureStatusNone) group_end(g);
+    capture **link = &captures;
+    if (!c) return;
+    while (*link != c) link = &(*link)->next;
+    *link = c->next;
+    (void)__atomic_sub_fetch(&open_captures, 1, __ATOMIC_RELAXED);
+    if (c->group->joined == c) {
+        (void)galloc_graph_end(c->group->graph);
+        c->group->joined = NULL;
+    }
+    free(c);
+}
+
+/* Whether a capture is over when another one begins, on `stream` if that is not NULL. PyTorch 2.3 and later do not name
+   the end of a pool whose capture has failed. */
+static int capture_is_over(const capture *c, const group *begins, cudaStream_t stream)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusActive;
+    cudaError_t error = cudaPeekAtLastError();
+    if (!c->stream) return c->group == begins;
+    if (c->stream == stream) return 1;
+    if (c->group->joined != c) return 0; /* it may be about to begin */
+    return quiet(error, cudaStreamIsCapturing(c->stream, &status)) == cudaSuccess &&
+        status == cudaStreamCaptureStatusNone;
+}
+
+/* Otherwise later captures of a stream, into other pools, would share the memory of one that failed. [lock] */
+static void end_failed_captures(int device, const group *begins, cudaStream_t stream)
+{
+    capture *c, *next;
+    for (c = captures; c; c = next) {
+        next = c->next;
+        if (c->group->device == device && capture_is_over(c, begins, stream)) capture_end(c);
     }
 }
 
-/* Captures of the device belong to this pool from now on. Without host memory each graph has memory of its own. */
-static void group_begin(int device, pool_id id, unsigned long long key)
+/* [lock] */
+static group *group_get(int device, pool_id id)
 {
-    group *g;
-    (void)pthread_mutex_lock(&lock);
-    end_failed_groups(device);
-    g = group_find(device, id);
+    group *g = group_find(device, id);
     if (!g && (g = calloc(1, sizeof *g)) != NULL) {
         g->id = id;
         g->device = device;
         g->next = groups;
         groups = g;
     }
-    if (g) {
-        g->key = key;
-        g->uses++;
-        if (!g->open++) (void)__atomic_add_fetch(&open_groups, 1, __ATOMIC_RELAXED);
-    }
-    (void)pthread_mutex_unlock(&lock);
+    return g;
 }
 
-static void group_end_named(int device, pool_id id)
+/* A capture of the device belongs to this pool from now on: the one of `stream`, or the next one if that is NULL.
+   Without host memory each graph has memory of its own. */
+static void group_begin(int device, pool_id id, unsigned long long key, cudaStream_t stream)
 {
+    group *g;
+    capture *c = calloc(1, sizeof *c);
     (void)pthread_mutex_lock(&lock);
-    group_end(group_find(device, id));
+    g = group_get(device, id);
+    end_failed_captures(device, g, stream);
+    if (g) g->uses++;
+    if (g && c) {
+        c->group = g;
+        c->key = key;
+        c->stream = stream;
+        c->next = captures;
+        captures = c;
+        c = NULL;
+        (void)__atomic_add_fetch(&open_captures, 1, __ATOMIC_RELAXED);
+    }
+    (void)pthread_mutex_unlock(&lock);
+    free(c);
+}
+
+/* Ends the capture of `stream` into a pool, or if there is none, the last one into it. */
+static void group_end_named(int device, pool_id id, cudaStream_t stream)
+{
+    capture *c, *ended = NULL;
+    const group *g;
+    (void)pthread_mutex_lock(&lock);
+    g = group_find(device, id);
+    for (c = captures; g && c; c = c->next) {
+        if (c->group == g && (!ended || (stream && c->stream == stream))) ended = c;
+    }
+    capture_end(ended);
     (void)pthread_mutex_unlock(&lock);
 }
 
 static void group_end_keyed(int device, unsigned long long key)
 {
-    group *g;
+    capture *c;
     (void)pthread_mutex_lock(&lock);
-    g = groups;
-    while (g && (g->device != device || g->key != key || !g->open)) g = g->next;
-    group_end(g);
+    c = captures;
+    while (c && (c->group->device != device || c->key != key)) c = c->next;
+    capture_end(c);
     (void)pthread_mutex_unlock(&lock);
 }
 
@@ -460,10 +518,14 @@ static void group_end_keyed(int device, unsigned long long key)
 static void group_release(int device, pool_id id)
 {
     group *g, **link = &groups;
+    capture *c, *next;
     (void)pthread_mutex_lock(&lock);
     g = group_find(device, id);
     if (g && --g->uses <= 0) {
-        while (g->open) group_end(g);
+        for (c = captures; c; c = next) {
+            next = c->next;
+            if (c->group == g) capture_end(c);
+        }
         if (g->graph) (void)galloc_graph_release(g->graph, GALLOC_NO_STREAM);
         while (*link != g) link = &(*link)->next;
         *link = g->next;
@@ -472,21 +534,48 @@ static void group_release(int device, pool_id id)
     (void)pthread_mutex_unlock(&lock);
 }
 
+/* The begin that a stream's capture belongs to. Of those whose streams are not known, it is the last one, if all of them
+   name one pool. [lock] */
+static capture *capture_of(int device, cudaStream_t stream, unsigned long long id)
+{
+    capture *c, *last = NULL;
+    unsigned long long other = 0;
+    int is_one_pool = 1;
+    for (c = captures; c; c = c->next) {
+        if (c->group->device != device) continue;
+        if (c->stream) {
+            if (c->stream == stream || (is_captured(c->stream, &other) && other == id)) return c;
+        } else if (!last) {
+            last = c;
+        } else if (last->group != c->group) {
+            is_one_pool = 0;
+        }
+    }
+    return is_one_pool ? last : NULL;
+}
+
+/* Whether an allocation on the device can be the first one of a capture. [lock] */
+static int some_have_not_joined(int device)
+{
+    const capture *c = captures;
+    while (c && (c->group->device != device || c->group->joined == c)) c = c->next;
+    return c != NULL;
+}
+
 /* Before an allocation: puts the capture of its stream into the pool that has begun on this device, if there is one. */
 static void group_join(int device, galloc_pool *pool, cudaStream_t stream)
 {
-    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    cudaError_t error = cudaPeekAtLastError();
-    group *g, *only = NULL;
-    int n = 0;
+    unsigned long long id = 0;
+    capture *c;
     if (is_default(stream)) return; /* cannot be captured */
     (void)pthread_mutex_lock(&lock);
-    for (g = groups; g; g = g->next) {
-        if (g->open && g->device == device) only = g, n++;
+    if (some_have_not_joined(device) && is_captured(stream, &id)) {
+        c = capture_of(device, stream, id);
+        if (c && !c->group->joined && galloc_graph_begin(&c->group->graph, pool, stream) == cudaSuccess) {
+            c->group->joined = c;
+            if (!c->stream) c->stream = stream;
+        }
     }
-    if (n == 1 && !only->begun && quiet(error, cudaStreamIsCapturing(stream, &status)) == cudaSuccess &&
-        status == cudaStreamCaptureStatusActive)
-        only->begun = galloc_graph_begin(&only->graph, pool, stream) == cudaSuccess, only->stream = stream;
     (void)pthread_mutex_unlock(&lock);
 }
 
@@ -522,7 +611,7 @@ static cudaError_t allocate(void **p, size_t size, int device, cudaStream_t stre
     if (!pool) return err;
     err = enter_for(stream, device, &before);
     if (err != cudaSuccess) return *words = not_current, err;
-    if (__atomic_load_n(&open_groups, __ATOMIC_RELAXED)) group_join(device, pool, stream);
+    if (__atomic_load_n(&open_captures, __ATOMIC_RELAXED)) group_join(device, pool, stream);
     err = galloc_pool_malloc(pool, p, size, stream);
     leave(before);
     return err;
@@ -672,29 +761,43 @@ HOOK void *galloc_hook_base_alloc(void *ptr, size_t *size)
 HOOK void galloc_hook_begin_allocate_to_pool(int device, pool_id id, void *filter)
 {
     (void)filter;
-    group_begin(device, id, 0);
+    group_begin(device, id, 0, NULL);
 }
 
-HOOK void galloc_hook_end_allocate_to_pool(int device, pool_id id) { group_end_named(device, id); }
+HOOK void galloc_hook_end_allocate_to_pool(int device, pool_id id) { group_end_named(device, id, NULL); }
 
 HOOK void galloc_hook_release_pool(int device, pool_id id) { group_release(device, id); }
 
-/* For galloc_torch.cpp: whether a pool has begun and not ended. */
-HOOK int galloc_hook_pool_is_open(int device, pool_id id)
+/* For galloc_torch.cpp, which knows the stream that PyTorch will capture. */
+HOOK void galloc_hook_begin_on_stream(int device, pool_id id, cudaStream_t stream)
 {
-    const group *g;
-    int open;
+    group_begin(device, id, 0, is_default(stream) ? NULL : stream);
+}
+
+HOOK void galloc_hook_end_on_stream(int device, pool_id id, cudaStream_t stream)
+{
+    group_end_named(device, id, stream);
+}
+
+/* For galloc_torch.cpp: the pool of a stream's capture; { 0, 0 }: none. */
+HOOK pool_id galloc_hook_pool_of_stream(int device, cudaStream_t stream)
+{
+    pool_id none = { 0, 0 };
+    unsigned long long id = 0;
+    const capture *c;
+    if (is_default(stream) || !__atomic_load_n(&open_captures, __ATOMIC_RELAXED)) return none;
+    if (!is_captured(stream, &id)) return none;
     (void)pthread_mutex_lock(&lock);
-    g = group_find(device, id);
-    open = g && g->open;
+    c = capture_of(device, stream, id);
+    if (c) none = c->group->id;
     (void)pthread_mutex_unlock(&lock);
-    return open;
+    return none;
 }
 
 /* PyTorch 2.1 and 2.2: the end names the stream. */
 HOOK void galloc_hook_begin_allocate_stream_to_pool(int device, cudaStream_t stream, pool_id id)
 {
-    group_begin(device, id, (unsigned long long)(uintptr_t)stream);
+    group_begin(device, id, (unsigned long long)(uintptr_t)stream, is_default(stream) ? NULL : stream);
 }
 
 HOOK void galloc_hook_end_allocate_stream_to_pool(int device, cudaStream_t stream)
@@ -703,12 +806,12 @@ HOOK void galloc_hook_end_allocate_stream_to_pool(int device, cudaStream_t strea
 }
 
 /* PyTorch 2.0: the end names the capture. */
-HOOK void galloc_hook_capture_begin(int device, unsigned long long capture, pool_id id)
+HOOK void galloc_hook_capture_begin(int device, unsigned long long capture_id, pool_id id)
 {
-    group_begin(device, id, capture);
+    group_begin(device, id, capture_id, NULL);
 }
 
-HOOK void galloc_hook_capture_ended(int device, unsigned long long capture) { group_end_keyed(device, capture); }
+HOOK void galloc_hook_capture_ended(int device, unsigned long long capture_id) { group_end_keyed(device, capture_id); }
 
 /* ---- for galloc_torch.py ----------------------------------------------------------------------------------------- */
 

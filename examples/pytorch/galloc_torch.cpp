@@ -13,13 +13,16 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <c10/util/ApproximateClock.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cuda_runtime_api.h>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <new>
 #include <pthread.h>
@@ -36,10 +39,11 @@ void *galloc_hook_base_alloc(void *, size_t *);
 struct galloc_pool_id {
     unsigned long long first, second;
 };
-void galloc_hook_begin_allocate_to_pool(int, galloc_pool_id, void *);
-void galloc_hook_end_allocate_to_pool(int, galloc_pool_id);
+void galloc_hook_begin_on_stream(int, galloc_pool_id, cudaStream_t);
+void galloc_hook_end_on_stream(int, galloc_pool_id, cudaStream_t);
 void galloc_hook_release_pool(int, galloc_pool_id);
-int galloc_hook_pool_is_open(int, galloc_pool_id);
+/* The pool of a stream's capture, or zeros. */
+galloc_pool_id galloc_hook_pool_of_stream(int, cudaStream_t);
 struct galloc_held_stat {
     size_t current, peak, allocated, freed;
 };
@@ -102,13 +106,6 @@ struct Block {
     Context context;
 };
 
-/* A graph's pool whose capture is under way. The filter says whether a stream belongs to it. */
-struct OpenPool {
-    int device;
-    MempoolId_t id;
-    std::function<bool(cudaStream_t)> filter;
-};
-
 /* All that is counted and remembered, guarded by `mutex`. */
 struct State {
     std::mutex mutex;
@@ -117,7 +114,6 @@ struct State {
     std::vector<std::deque<TraceEntry>> history;
     std::vector<OutOfMemoryObserver> observers;
     std::vector<AllocatorTraceTracker> trackers;
-    std::vector<OpenPool> open;
     std::unordered_map<int, double> fractions; /* by device */
     CreateContextFn context = nullptr;
     RecordContext when = RecordContext::NEVER;
@@ -130,34 +126,25 @@ struct State {
         return devices[size_t(i)];
     }
 
-    MempoolId_t pool_of(int device, cudaStream_t stream)
+    /* Returns the first exception of a tracker. */
+    std::exception_ptr note(TraceEntry e)
     {
-        if (uintptr_t(stream) > 2) /* default streams cannot be captured, and CUDA refuses to look at them */
-            for (auto &pool : open)
-                if (pool.device == device && pool.filter && pool.filter(stream)) return pool.id;
-        return {0, 0};
-    }
-
-    /* Before a pool begins: PyTorch does not end one whose capture has failed, and its filter may use a graph that is
-       gone. */
-    void end_pools(int device, MempoolId_t id)
-    {
-        auto has_ended = [&](const OpenPool &pool) {
-            return pool.device == device &&
-                (pool.id == id || !galloc_hook_pool_is_open(device, {pool.id.first, pool.id.second}));
-        };
-        open.erase(std::remove_if(open.begin(), open.end(), has_ended), open.end());
-    }
-
-    void note(TraceEntry e)
-    {
+        std::exception_ptr failure;
         if (when < RecordContext::ALLOC) e.context_ = nullptr; /* only blocks in use have stacks */
-        for (auto &tracker : trackers) tracker(e);
-        if (!recording || !most) return;
-        (void)device(e.device_);
-        auto &entries = history[size_t(e.device_)];
-        if (entries.size() >= most) entries.pop_front();
-        entries.push_back(std::move(e));
+        if (recording && most) {
+            (void)device(e.device_);
+            auto &entries = history[size_t(e.device_)];
+            if (entries.size() >= most) entries.pop_front();
+            entries.push_back(e);
+        }
+        for (auto &tracker : trackers) {
+            try {
+                tracker(e);
+            } catch (...) {
+                if (!failure) failure = std::current_exception();
+            }
+        }
+        return failure;
     }
 };
 
@@ -175,6 +162,21 @@ void forked_child()
 }
 
 const int forks_are_watched = pthread_atfork(nullptr, nullptr, forked_child);
+
+/* A free and a report of running out go on when something that PyTorch has given throws. */
+template <class Call> void go_on(Call call)
+{
+    try {
+        call();
+    } catch (...) {
+        (void)fputs("galloc_torch: a tracker, a stack's function or the profiler has thrown an exception\n", stderr);
+    }
+}
+
+void rethrow(std::exception_ptr failure)
+{
+    if (failure) std::rethrow_exception(failure);
+}
 
 /* `make` runs without the lock: it may wait for Python's. */
 Context gather(RecordContext least)
@@ -254,14 +256,17 @@ void out_of_memory(size_t bytes, int device, cudaStream_t stream)
     auto &s = state();
     size_t free = left_by_driver(device), held = held_by(device).bytes.current;
     std::vector<OutOfMemoryObserver> observers;
-    Context context = gather(RecordContext::STATE);
+    Context context;
+    std::exception_ptr failure;
+    go_on([&] { context = gather(RecordContext::STATE); });
     {
         std::lock_guard<std::mutex> guard(s.mutex);
         s.device(device).num_ooms++;
-        s.note(entry(TraceEntry::OOM, device, free, bytes, stream, context, {0, 0}));
+        failure = s.note(entry(TraceEntry::OOM, device, free, bytes, stream, context, {0, 0}));
         observers = s.observers;
     }
-    tell_profiler(nullptr, int64_t(bytes), device);
+    go_on([&] { rethrow(failure); });
+    go_on([&] { tell_profiler(nullptr, int64_t(bytes), device); });
     for (auto &observer : observers) observer(device, bytes, held, free);
 }
 
@@ -270,32 +275,36 @@ void remember(void *p, size_t bytes, int device, cudaStream_t stream)
 {
     auto &s = state();
     Context context = gather(RecordContext::STATE);
+    galloc_pool_id id = galloc_hook_pool_of_stream(device, stream);
+    MempoolId_t pool = {id.first, id.second};
     std::lock_guard<std::mutex> guard(s.mutex);
-    MempoolId_t pool = s.pool_of(device, stream);
     DeviceStats &stats = s.device(device);
     s.blocks[p] = Block{bytes, device, stream, pool, context};
     count(stats, bytes, [](auto &stat, size_t n) { grow(stat, n); });
     if (s.recording || !s.trackers.empty())
-        s.note(entry(TraceEntry::ALLOC, device, size_t(p), bytes, stream, std::move(context), pool));
+        rethrow(s.note(entry(TraceEntry::ALLOC, device, size_t(p), bytes, stream, std::move(context), pool)));
 }
 
-/* Takes a block out of the counters. [mutex] */
-void forget(std::unordered_map<void *, Block>::iterator block)
+/* Takes a block that is about to be freed out of the counters. */
+void uncount(void *p, size_t bytes, int device, cudaStream_t stream)
 {
     auto &s = state();
-    count(s.device(block->second.device), block->second.bytes, [](auto &stat, size_t n) { shrink(stat, n); });
-    s.blocks.erase(block);
-}
-
-/* Gives back a block that PyTorch will not get. */
-void withdraw(void *p, size_t bytes, int device, cudaStream_t stream)
-{
+    Context context;
+    std::exception_ptr requested, completed;
+    go_on([&] { context = gather(RecordContext::ALL); });
     {
-        std::lock_guard<std::mutex> guard(state().mutex);
-        auto block = state().blocks.find(p);
-        if (block != state().blocks.end()) forget(block);
+        std::lock_guard<std::mutex> guard(s.mutex);
+        auto block = s.blocks.find(p);
+        if (block == s.blocks.end()) return; /* of the parent of this process, or never counted */
+        MempoolId_t pool = block->second.pool;
+        count(s.device(block->second.device), block->second.bytes, [](auto &stat, size_t n) { shrink(stat, n); });
+        s.blocks.erase(block);
+        if (s.recording || !s.trackers.empty()) {
+            requested = s.note(entry(TraceEntry::FREE_REQUESTED, device, size_t(p), bytes, stream, context, pool));
+            completed = s.note(entry(TraceEntry::FREE_COMPLETED, device, size_t(p), bytes, stream, context, pool));
+        }
     }
-    galloc_hook_free(p, bytes, device, stream);
+    go_on([&] { rethrow(requested ? requested : completed); });
 }
 
 void *counted_malloc(size_t bytes, int device, cudaStream_t stream)
@@ -312,36 +321,26 @@ void *counted_malloc(size_t bytes, int device, cudaStream_t stream)
     try {
         remember(p, bytes, device, stream);
         tell_profiler(p, int64_t(rounded(bytes)), device);
-    } catch (...) { /* of what PyTorch has given: a filter, a tracker */
-        withdraw(p, bytes, device, stream);
+    } catch (...) { /* of what PyTorch has given: the stack's function, a tracker, the profiler */
+        uncount(p, bytes, device, stream);
+        galloc_hook_free(p, bytes, device, stream);
         throw;
     }
     return p;
-}
-
-/* Takes a block that is about to be freed out of the counters. */
-void uncount(void *p, size_t bytes, int device, cudaStream_t stream)
-{
-    auto &s = state();
-    Context context = gather(RecordContext::ALL);
-    std::lock_guard<std::mutex> guard(s.mutex);
-    auto block = s.blocks.find(p);
-    if (block == s.blocks.end()) return; /* of the parent of this process */
-    MempoolId_t pool = block->second.pool;
-    forget(block);
-    if (s.recording || !s.trackers.empty()) {
-        s.note(entry(TraceEntry::FREE_REQUESTED, device, size_t(p), bytes, stream, context, pool));
-        s.note(entry(TraceEntry::FREE_COMPLETED, device, size_t(p), bytes, stream, context, pool));
-    }
 }
 
 void counted_free(void *p, size_t bytes, int device, cudaStream_t stream)
 {
     if (p) {
         uncount(p, bytes, device, stream);
-        tell_profiler(p, -int64_t(rounded(bytes)), device);
+        go_on([&] { tell_profiler(p, -int64_t(rounded(bytes)), device); });
     }
     galloc_hook_free(p, bytes, device, stream);
+}
+
+cudaStream_t current_stream(int device)
+{
+    return c10::cuda::getCurrentCUDAStream(c10::DeviceIndex(device)).stream();
 }
 
 class Allocator final : public Pluggable {
@@ -356,19 +355,13 @@ public:
         });
         set_base_alloc_fn(galloc_hook_base_alloc);
         set_record_stream_fn(galloc_hook_record_stream);
-        set_begin_allocate_to_pool([](int device, MempoolId_t id, std::function<bool(cudaStream_t)> filter) {
-            galloc_hook_begin_allocate_to_pool(device, {id.first, id.second}, nullptr);
-            std::lock_guard<std::mutex> guard(state().mutex);
-            state().end_pools(device, id);
-            state().open.push_back({device, id, std::move(filter)});
+        /* PyTorch captures the current stream. Its filter is not called: it uses a graph that the program may have
+           deleted after a capture that failed, since PyTorch does not end the pool then. */
+        set_begin_allocate_to_pool([](int device, MempoolId_t id, std::function<bool(cudaStream_t)>) {
+            galloc_hook_begin_on_stream(device, {id.first, id.second}, current_stream(device));
         });
         set_end_allocate_to_pool_fn([](int device, MempoolId_t id) {
-            galloc_hook_end_allocate_to_pool(device, {id.first, id.second});
-            std::lock_guard<std::mutex> guard(state().mutex);
-            auto &open = state().open;
-            auto same = [&](const OpenPool &pool) { return pool.device == device && pool.id == id; };
-            auto ended = std::find_if(open.begin(), open.end(), same);
-            if (ended != open.end()) open.erase(ended);
+            galloc_hook_end_on_stream(device, {id.first, id.second}, current_stream(device));
         });
         set_release_pool([](int device, MempoolId_t id) { galloc_hook_release_pool(device, {id.first, id.second}); });
     }

@@ -37,7 +37,7 @@ for round in $(seq "${ROUNDS:-1}"); do
         for allocator in native expandable async galloc galloc-full; do one $program $allocator; done
     done
     [ "$round" = 1 ] && [ -z "$PROGRAMS" ] || continue
-    for program in streams exhaust compiled; do
+    for program in streams exhaust compiled failed; do
         for allocator in native galloc galloc-full; do one $program $allocator; done
     done
     for allocator in native galloc-full; do one counters $allocator; done

@@ -173,6 +173,45 @@ def graph(steps):
     return total
 
 
+def failed(steps):
+    """Captures that fail, before or after their first tensor, and others after them that share one memory pool."""
+    import gc
+    x = torch.ones(1 << 22, device="cuda")
+    kept, graphs, total, pool = [], [], 0.0, None
+    for i in range(6):
+        g = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(g, stream=torch.cuda.Stream() if i % 2 else None):
+                y = x * 2 if i % 3 else None
+                torch.cuda.synchronize()
+            raise SystemExit("the capture did not fail")
+        except RuntimeError:
+            y = None
+        if not allocator.startswith("galloc"):
+            kept.append(g)  # PyTorch's own allocator goes on using it
+        del g
+    gc.collect()
+    for i in range(4):
+        g = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(g, pool=pool):
+            out = (x * (i + 1)).sum()
+        pool = pool or g.pool()
+        graphs.append((g, out))
+        if allocator == "galloc-full":
+            names = {tuple(s["segment_pool_id"]) for s in torch.cuda.memory_snapshot()}
+            assert names == {(0, 0), tuple(pool)}, (names, pool)
+    if allocator == "galloc-full":
+        used = galloc_torch.memory_stats()["galloc.graph_bytes"]
+        assert used < 2 * x.nbytes, f"the graphs share no memory: {used} bytes"
+    for step in range(steps):
+        yield
+        g, out = graphs[step % 4]
+        g.replay()
+        total += out.item()
+        del g, out
+    return total
+
+
 def streams(steps):
     """Random tensors on four streams, each used on two of them (record_stream), every element checked."""
     all_streams = [torch.cuda.Stream() for _ in range(4)]
@@ -308,7 +347,7 @@ def devices(steps):
 PROGRAMS = {
     "train": (train, 40), "generate": (generate, 40), "prefetch": (prefetch, 40), "graph": (graph, 60),
     "streams": (streams, 10), "exhaust": (exhaust, 5), "pool": (pool, 20), "compiled": (compiled, 12),
-    "counters": (counters, 3), "devices": (devices, 10),
+    "counters": (counters, 3), "devices": (devices, 10), "failed": (failed, 8),
 }
 
 body, steps = PROGRAMS[program]

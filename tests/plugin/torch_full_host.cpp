@@ -2,6 +2,7 @@
    tells a profiler, on the simulated device. Built with the headers in torch_include. Runs the tests whose names
    contain TEXT. */
 
+#include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include <atomic>
@@ -29,6 +30,10 @@ void torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(const std::shar
     if (current) throw c10::Error({"", "", 0}, "Can't swap an already initialized allocator");
     current = allocator;
 }
+
+/* PyTorch's current stream: the one that it captures. */
+static thread_local cudaStream_t current_stream;
+c10::cuda::CUDAStream c10::cuda::getCurrentCUDAStream(signed char) { return CUDAStream(current_stream); }
 
 /* What a profiler was told last, and how often. */
 static struct {
@@ -322,6 +327,20 @@ TEST(the_history_has_the_stacks_that_were_asked_for)
     }
 }
 
+/* As PyTorch begins and ends a capture of a stream. Its filter belongs to a graph that may be gone. */
+static void begin_pool(MempoolId_t id, cudaStream_t stream)
+{
+    current_stream = stream;
+    current->beginAllocateToPool(0, id, [](cudaStream_t) -> bool { throw std::string("the filter was called"); });
+}
+
+static void end_pool(MempoolId_t id, cudaStream_t stream)
+{
+    current_stream = stream;
+    current->endAllocateToPool(0, id);
+    current_stream = nullptr;
+}
+
 TEST(blocks_belong_to_the_pool_of_their_graph)
 {
     const MempoolId_t id = {0, 7}, none = {0, 8};
@@ -329,11 +348,11 @@ TEST(blocks_belong_to_the_pool_of_their_graph)
     cudaGraph_t graph;
     OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     OK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
-    current->beginAllocateToPool(0, id, [=](cudaStream_t s) { return s == stream; });
+    begin_pool(id, stream);
     OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
     void *p = get(1000, stream), *q = get(1000, other), *r = get(1000), *t = get(1000, stream);
     OK(cudaStreamEndCapture(stream, &graph));
-    current->endAllocateToPool(0, id);
+    end_pool(id, stream);
     give(t);
     void *u = get(1000, stream); /* after the capture */
     EXPECT_EQ(current->snapshot({0, 0}, false).segments.size(), 4);
@@ -355,48 +374,118 @@ TEST(blocks_belong_to_the_pool_of_their_graph)
     OK(cudaStreamDestroy(other));
 }
 
-/* A capture fails, PyTorch does not end its pool, and the program drops its graph, which the filter uses. */
-static void capture_after_a_failed_one(MempoolId_t failed, MempoolId_t later)
+static cudaStream_t new_stream()
 {
-    bool is_gone = false;
-    cudaStream_t stream, forked;
+    cudaStream_t stream;
+    OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return stream;
+}
+
+/* A capture that fails. PyTorch does not end its pool. */
+static void fail_a_capture(MempoolId_t id, cudaStream_t stream, size_t bytes)
+{
+    cudaStream_t forked = new_stream();
     cudaEvent_t event;
     cudaGraph_t graph;
-    OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    OK(cudaStreamCreateWithFlags(&forked, cudaStreamNonBlocking));
+    void *p = nullptr;
     OK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    for (int i = 0; i < 3; i++) {
-        const MempoolId_t id = i ? later : failed;
-        current->beginAllocateToPool(0, id, [&is_gone, i](cudaStream_t) {
-            EXPECT(!is_gone || i);
-            return true;
-        });
-        OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-        void *p = get(1000, stream);
+    begin_pool(id, stream);
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+    if (bytes) {
+        p = get(bytes, stream);
         EXPECT(current->checkPoolLiveAllocations(0, id, {p}));
-        if (!is_gone) {
-            sim_access access = {p, 1000, SIM_WRITE, 1};
-            OK(cudaEventRecord(event, stream));
-            OK(cudaStreamWaitEvent(forked, event, 0));
-            OK(sim_launch(forked, &access, 1)); /* not joined */
-        }
-        EXPECT_EQ(cudaStreamEndCapture(stream, &graph), is_gone ? cudaSuccess : cudaErrorStreamCaptureUnjoined);
-        (void)cudaGetLastError();
-        give(p);
-        if (is_gone) OK(cudaGraphDestroy(graph));
-        if (is_gone) current->endAllocateToPool(0, id);
-        is_gone = true;
     }
-    for (int i = 0; i < 3; i++) current->releasePool(0, i ? later : failed);
+    OK(cudaEventRecord(event, stream));
+    OK(cudaStreamWaitEvent(forked, event, 0));
+    OK(sim_launch(forked, nullptr, 0)); /* not joined */
+    EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureUnjoined);
+    (void)cudaGetLastError();
+    if (p) give(p);
+    current_stream = nullptr;
     OK(cudaEventDestroy(event));
-    OK(cudaStreamDestroy(stream));
     OK(cudaStreamDestroy(forked));
 }
 
-TEST(the_filter_of_a_capture_that_failed_is_not_called)
+/* Captures a graph that uses and frees `bytes`. Returns their address. A later capture, which the program itself makes,
+   does not belong to the pool. */
+static void *capture(MempoolId_t id, cudaStream_t stream, size_t bytes, cudaGraph_t *graph)
 {
-    capture_after_a_failed_one({0, 20}, {0, 21});
-    capture_after_a_failed_one({0, 22}, {0, 22});
+    cudaGraph_t own;
+    begin_pool(id, stream);
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+    void *p = get(bytes, stream);
+    EXPECT(current->checkPoolLiveAllocations(0, id, {p}));
+    give(p);
+    OK(cudaStreamEndCapture(stream, graph));
+    end_pool(id, stream);
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+    void *q = get(bytes, stream);
+    EXPECT(current->checkPoolLiveAllocations(0, id, {}));
+    give(q);
+    OK(cudaStreamEndCapture(stream, &own));
+    OK(cudaGraphDestroy(own));
+    return p;
+}
+
+/* Graphs of one pool share memory after that, and those of two pools do not. */
+static void captures_after_a_failed_one(int fails_on_other_stream, MempoolId_t failed, size_t bytes)
+{
+    const MempoolId_t id = {0, 21}, other = {0, 22};
+    cudaStream_t stream = new_stream(), second = fails_on_other_stream ? new_stream() : stream;
+    cudaGraph_t graphs[4];
+    fail_a_capture(failed, second, bytes);
+    fail_a_capture(failed, second, bytes);
+    void *first = capture(id, stream, MiB(4), &graphs[0]);
+    EXPECT(capture(id, stream, MiB(4), &graphs[1]) == first);
+    EXPECT(capture(other, second, MiB(4), &graphs[2]) != first);
+    (void)capture(id, stream, MiB(4), &graphs[3]);
+    for (cudaGraph_t graph : graphs) OK(cudaGraphDestroy(graph));
+    for (int i = 0; i < 2; i++) current->releasePool(0, failed);
+    for (int i = 0; i < 3; i++) current->releasePool(0, id);
+    current->releasePool(0, other);
+    OK(cudaStreamDestroy(stream));
+    if (second != stream) OK(cudaStreamDestroy(second));
+}
+
+TEST(a_capture_that_failed_changes_nothing_for_later_ones)
+{
+    for (int i = 0; i < 8; i++) captures_after_a_failed_one(i & 1, {0, i & 2 ? 21 : 20}, i & 4 ? 0 : 1000);
+}
+
+/* Each capture is known by its stream, so that several can be under way. */
+TEST(captures_under_way_at_once_belong_to_their_own_pools)
+{
+    const MempoolId_t id = {0, 30}, other = {0, 31};
+    cudaStream_t stream = new_stream(), second = new_stream(), third = new_stream();
+    cudaGraph_t graph;
+    void *blocks[3];
+    for (int round = 0; round < 2; round++) {
+        begin_pool(id, stream);
+        begin_pool(other, second);
+        begin_pool(id, third);
+        for (cudaStream_t s : {third, second, stream}) OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        blocks[0] = get(MiB(1), second);
+        blocks[1] = get(MiB(1), stream);
+        blocks[2] = get(MiB(1), third);
+        EXPECT(current->checkPoolLiveAllocations(0, other, {blocks[0]}));
+        EXPECT(current->checkPoolLiveAllocations(0, id, {blocks[1], blocks[2]}));
+        OK(cudaStreamEndCapture(stream, &graph));
+        end_pool(id, stream);
+        OK(cudaGraphDestroy(graph));
+        void *p = get(1000, third);
+        EXPECT(current->checkPoolLiveAllocations(0, id, {blocks[1], blocks[2], p}));
+        give(p);
+        for (void *block : blocks) give(block);
+        OK(cudaStreamEndCapture(second, &graph));
+        end_pool(other, second);
+        OK(cudaGraphDestroy(graph));
+        OK(cudaStreamEndCapture(third, &graph));
+        end_pool(id, third);
+        OK(cudaGraphDestroy(graph));
+    }
+    for (int i = 0; i < 4; i++) current->releasePool(0, id);
+    for (int i = 0; i < 2; i++) current->releasePool(0, other);
+    for (cudaStream_t s : {stream, second, third}) OK(cudaStreamDestroy(s));
 }
 
 static int throws(cudaStream_t stream)
@@ -411,7 +500,7 @@ static int throws(cudaStream_t stream)
 
 static std::shared_ptr<c10::GatheredContext> no_stack() { throw std::string("no stack"); }
 
-/* What an allocation calls throws: PyTorch's filters do so when a call of CUDA fails. Nobody has the memory then. */
+/* What an allocation calls throws. Nobody has the memory then, and each ALLOC has its FREE. */
 TEST(an_allocation_that_a_callback_ends_leaves_no_memory)
 {
     static bool refuses; /* a tracker stays */
@@ -419,19 +508,21 @@ TEST(an_allocation_that_a_callback_ends_leaves_no_memory)
     OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     static_cast<Pluggable &>(*current).emptyCache();
     const size_t before = sim_physical(0);
-    current->beginAllocateToPool(0, {0, 11}, [](cudaStream_t) -> bool { throw std::string("no answer"); });
-    EXPECT(throws(stream));
-    current->endAllocateToPool(0, {0, 11});
-    current->releasePool(0, {0, 11});
     current->recordHistory(true, no_stack, 10, RecordContext::STATE, true, {});
     EXPECT(throws(stream));
     current->recordHistory(false, nullptr, 0, RecordContext::NEVER, true, {});
     current->attachAllocatorTraceTracker([](const TraceEntry &) {
         if (refuses) throw std::string("no");
     });
+    current->recordHistory(true, nullptr, 10, RecordContext::NEVER, true, {});
     refuses = true;
     EXPECT(throws(stream));
     refuses = false;
+    SnapshotInfo info = current->snapshot({0, 0}, true);
+    EXPECT_EQ(info.device_traces.at(0).size(), 3);
+    EXPECT_EQ(info.device_traces[0][0].action_, TraceEntry::ALLOC);
+    EXPECT_EQ(info.device_traces[0][2].action_, TraceEntry::FREE_COMPLETED);
+    current->recordHistory(false, nullptr, 0, RecordContext::NEVER, true, {});
     static_cast<Pluggable &>(*current).emptyCache();
     EXPECT_EQ(sim_physical(0), before);
     EXPECT_EQ(current->getDeviceStats(0).allocated_bytes[0].current, 0);
@@ -498,12 +589,11 @@ TEST(a_child_of_fork_frees_without_a_wait)
 {
     void *p = get(MiB(1));
     cudaStream_t stream = nullptr;
-    std::atomic<int> pausing{0}; /* 1: the thread allocates; 2: it may go on */
+    static std::atomic<int> pausing{0}; /* 1: the thread allocates; 2: it may go on. A tracker stays */
     OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    current->beginAllocateToPool(0, {8, 0}, [&](cudaStream_t) {
+    current->attachAllocatorTraceTracker([](const TraceEntry &) {
         if (!pausing) pausing = 1;
         while (pausing == 1) std::this_thread::yield();
-        return false;
     });
     std::thread other([&] { give(get(MiB(1), stream)); });
     while (!pausing) std::this_thread::yield();
@@ -516,8 +606,6 @@ TEST(a_child_of_fork_frees_without_a_wait)
     EXPECT_EQ(status_of(child), 0);
     pausing = 2;
     other.join();
-    current->endAllocateToPool(0, {8, 0});
-    current->releasePool(0, {8, 0});
     give(p);
     OK(cudaStreamDestroy(stream));
 }
