@@ -498,18 +498,24 @@ static int throws(cudaStream_t stream)
     return 0;
 }
 
-static std::shared_ptr<c10::GatheredContext> no_stack() { throw std::string("no stack"); }
-
-/* What an allocation calls throws. Nobody has the memory then, and each ALLOC has its FREE. */
-TEST(an_allocation_that_a_callback_ends_leaves_no_memory)
+static bool refuses;
+static std::shared_ptr<c10::GatheredContext> no_stack()
 {
-    static bool refuses; /* a tracker stays */
+    if (refuses) throw std::string("no stack");
+    return nullptr;
+}
+
+/* What an allocation or a free calls throws. Nobody has the memory then, and each ALLOC has its FREE. */
+TEST(memory_is_freed_when_a_callback_throws)
+{
     cudaStream_t stream;
     OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     static_cast<Pluggable &>(*current).emptyCache();
     const size_t before = sim_physical(0);
     current->recordHistory(true, no_stack, 10, RecordContext::STATE, true, {});
+    refuses = true;
     EXPECT(throws(stream));
+    refuses = false;
     current->recordHistory(false, nullptr, 0, RecordContext::NEVER, true, {});
     current->attachAllocatorTraceTracker([](const TraceEntry &) {
         if (refuses) throw std::string("no");
@@ -522,6 +528,11 @@ TEST(an_allocation_that_a_callback_ends_leaves_no_memory)
     EXPECT_EQ(info.device_traces.at(0).size(), 3);
     EXPECT_EQ(info.device_traces[0][0].action_, TraceEntry::ALLOC);
     EXPECT_EQ(info.device_traces[0][2].action_, TraceEntry::FREE_COMPLETED);
+    current->recordHistory(true, no_stack, 10, RecordContext::ALL, true, {});
+    void *p = get(MiB(5), stream);
+    refuses = true;
+    give(p); /* PyTorch forgets the address in any case */
+    refuses = false;
     current->recordHistory(false, nullptr, 0, RecordContext::NEVER, true, {});
     static_cast<Pluggable &>(*current).emptyCache();
     EXPECT_EQ(sim_physical(0), before);
