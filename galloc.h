@@ -9926,8 +9926,8 @@ static int gai_guards_last(galloc_pool *pool)
 static int gai_guards_press(const galloc_pool *pool)
 {
     const gai_guards *guards = &pool->guards;
-    return pool->config.debug_sample < GAI_SPARSE ||
-           gai_counted(&guards->pending) > gai_counted(&guards->stuck) + GAI_CHECKS_LEFT;
+    uint64_t most = gai_min((size_t)gai_counted(&guards->stuck) + GAI_CHECKS_LEFT, GAI_CHECKS / 2);
+    return pool->config.debug_sample < GAI_SPARSE || gai_counted(&guards->pending) > most;
 }
 
 /* An unused check, for a stream state. NULL: none is left, or no memory. [lock], may be released meanwhile. */
@@ -21617,26 +21617,29 @@ static cudaError_t gai_override_failed(void *ptr, CUresult result, const char *c
 }
 
 /* Frees a block on the legacy stream of the device, after a wait for the site's stream or the device. */
-static cudaError_t gai_override_return(void *ptr, CUdevice device, gai_site *site, int how)
+static cudaError_t gai_override_return(void *ptr, const galloc_pointer *info, gai_site *site, int how)
 {
+    galloc_config config;
     gai_scope scope;
     CUcontext primary = NULL;
     cudaError_t error;
     CUresult result = CUDA_SUCCESS;
     if (how == GALLOC_OVERRIDE_STREAM) result = gai_override_finish(site);
     if (result) return gai_override_failed(ptr, result, "waiting for the stream");
-    result = gai_cu.DevicePrimaryCtxRetain(&primary, device);
+    result = gai_cu.DevicePrimaryCtxRetain(&primary, info->device);
     if (result) return gai_override_failed(ptr, result, "cuDevicePrimaryCtxRetain");
-    if (how == GALLOC_OVERRIDE_DEVICE) result = gai_override_wait(primary, device);
+    if (how == GALLOC_OVERRIDE_DEVICE) result = gai_override_wait(primary, info->device);
     if (result) {
         error = gai_override_failed(ptr, result, "waiting for the device");
     } else if ((result = gai_scope_push(&scope, primary)) != CUDA_SUCCESS) {
         error = gai_override_failed(ptr, result, "cuCtxPushCurrent");
     } else {
+        int debugs = galloc_pool_config(info->pool, &config) == cudaSuccess && config.debug;
         error = galloc_free(ptr, cudaStreamLegacy);
+        if (debugs) (void)gai_override_await_legacy(); /* what debug has queued; every stream may use the memory next */
         gai_scope_leave(&scope);
     }
-    (void)gai_cu.DevicePrimaryCtxRelease(device);
+    (void)gai_cu.DevicePrimaryCtxRelease(info->device);
     return error;
 }
 
@@ -21659,7 +21662,7 @@ GALLOC_API cudaError_t galloc_override_free(void *ptr, cudaStream_t stream, int 
     if (how != GALLOC_OVERRIDE_DEVICE) error = gai_site_of(stream, &site);
     if (error == cudaErrorCudartUnloading) return galloc_free(ptr, stream);
     if (error) return gai_end(__func__, error);
-    if (how != GALLOC_OVERRIDE_ORDERED) return gai_end(__func__, gai_override_return(ptr, info.device, &site, how));
+    if (how != GALLOC_OVERRIDE_ORDERED) return gai_end(__func__, gai_override_return(ptr, &info, &site, how));
     result = stream && stream != CU_STREAM_LEGACY ? CUDA_SUCCESS : gai_override_order(stream);
     if (result) return gai_end(__func__, gai_override_failed(ptr, result, "ordering the legacy stream"));
     return galloc_free(ptr, stream);

@@ -1774,19 +1774,42 @@ TEST(guards_of_a_default_stream_race_with_nothing)
 /* Checks that wait for a stream that makes no more calls do not make each check of another stream record an event. */
 TEST(checks_of_an_idle_stream_press_once)
 {
+    enum { LEFT = 64, SAMPLES = 32 * 64 };
     begin_backed(SIM_PACE_PROMPT);
     cudaStream_t s = stream_new(), t = stream_new();
     galloc_config config = galloc_config_default();
     OK(galloc_config_parse(&config, "debug:guards,debug_sample:64", NULL, 0));
     galloc_pool *pool = pool_new(&config);
-    for (int i = 0; i < 64 * 64; i++) OK(galloc_free(get(pool, 1000, s), s));
-    for (int i = 0; i < 32 * 64 * 64; i++) OK(galloc_free(get(pool, 1000, t), t));
-    EXPECT(stats_of(pool).driver.event_record < 32 * 64 / 2);
+    while (sim_calls("cuMemcpyDtoHAsync") < LEFT) OK(galloc_free(get(pool, 1000, s), s));
+    for (int i = 0; i < SAMPLES * 64; i++) OK(galloc_free(get(pool, 1000, t), t));
+    EXPECT(stats_of(pool).driver.event_record < SAMPLES / 4);
     OK(galloc_pool_trim(pool, 0, NULL));
-    EXPECT(stats_of(pool).checks > 32 * 64 - 100);
+    EXPECT(stats_of(pool).checks > SAMPLES - 100);
     pool_end(pool);
     stream_end(s);
     stream_end(t);
+    finish();
+}
+
+/* On more streams than checks may wait, no check is left out. */
+TEST(steps_on_many_streams_are_checked)
+{
+    enum { SAMPLE = 64, STREAMS = 96, PAIRS = 4800 * SAMPLE };
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t streams[STREAMS];
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "debug:guards,debug_sample:64", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < STREAMS; i++) streams[i] = stream_new();
+    for (int i = 0; i < PAIRS; i++) {
+        cudaStream_t s = streams[i / 32 % STREAMS];
+        OK(galloc_free(get(pool, 1000, s), s));
+    }
+    EXPECT(sim_calls("cuMemsetD8Async") > PAIRS / SAMPLE / 2);
+    EXPECT_EQ(stats_of(pool).unchecked, 0);
+    EXPECT((long)stats_of(pool).checks + 600 > sim_calls("cuMemsetD8Async"));
+    pool_end(pool);
+    for (int i = 0; i < STREAMS; i++) stream_end(streams[i]);
     finish();
 }
 

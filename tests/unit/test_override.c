@@ -177,6 +177,39 @@ TEST(a_free_of_cudamallocs_memory_ends_no_capture)
     no_findings();
 }
 
+/* While a blocking stream is captured nothing can wait for the legacy stream. So cudaFree has waited for what debug
+   queues there. */
+TEST(work_of_debug_ends_in_cudafree)
+{
+    static const char *const settings[] = {"debug:guards", "debug:poison", "debug:quarantine,quarantine_bytes:4096",
+                                           "debug:guards+poison,debug_sample:64"};
+    start();
+    cudaStream_t s = stream_new(), captured = NULL;
+    OK(cudaStreamCreate(&captured));
+    for (int kind = 0; kind < 4; kind++) {
+        cudaGraph_t graph = NULL;
+        OK(galloc_shutdown());
+        setenv("GALLOC_CONF", settings[kind], 1);
+        for (int i = 0; i < 100; i++) {
+            void *p = alloc(1000);
+            put(s, p, 1000, 1);
+            OK(i % 2 ? cudaFree(p) : cudaFreeAsync(p, s));
+            OK(cudaStreamBeginCapture(captured, cudaStreamCaptureModeRelaxed));
+            p = alloc(1000);
+            put(s, p, 1000, 2);
+            OK(cudaStreamSynchronize(s));
+            OK(cudaStreamEndCapture(captured, &graph));
+            OK(cudaGraphDestroy(graph));
+            OK(cudaFree(p));
+        }
+        no_findings();
+    }
+    OK(galloc_shutdown());
+    unsetenv("GALLOC_CONF");
+    stream_end(s);
+    stream_end(captured);
+}
+
 TEST(free_waits)
 {
     start();
