@@ -10,10 +10,8 @@
      PyTorch's own exception: torch.OutOfMemoryError with galloc's report as its text. This file is C; it makes the C++
      exception with the functions that PyTorch and the C++ library export (throw_error). Where they are not found, the
      exception is std::bad_alloc, which Python sees as RuntimeError.
-   - Graphs that share a pool (torch.cuda.graph(g, pool=...)). PyTorch names the pool before the capture begins, and
-     not its stream. The first allocation on a captured stream of the device tells the capture, and puts it into the
-     pool's galloc_graph. Captures that begin with different pools before one of them allocates get memory of their own.
-     galloc_torch.cpp knows the stream when the capture begins.
+   - Graphs that share a pool (torch.cuda.graph(g, pool=...)). PyTorch names the pool before it captures its current
+     stream (current_stream). The first allocation in the capture puts it into the pool's galloc_graph.
    - Several devices in one process. Mapped pages are accessible to their own device only, but PyTorch copies between
      devices as if each could reach the other's memory, and its kernels write to a peer's. So each device's pages become
      accessible to all other devices with a pool here that can be its peers (share_with).
@@ -107,6 +105,25 @@ static void throw_error(const char *text, int out_of_memory)
         if (find(RTLD_DEFAULT, "_ZSt17__throw_bad_allocv", &bad_alloc)) bad_alloc();
         abort(); /* no C++ library: PyTorch cannot be the caller */
     }
+}
+
+/* c10::cuda::CUDAStream, as its functions return it since PyTorch 2.0: a device and a number. */
+typedef struct torch_stream {
+    int64_t device, id;
+} torch_stream;
+
+/* The calling thread's current stream of a device: the one that PyTorch captures. NULL: a default stream, or PyTorch's
+   functions are not found. */
+static cudaStream_t current_stream(int device)
+{
+    torch_stream (*current)(signed char);
+    cudaStream_t (*handle)(const torch_stream *);
+    torch_stream stream;
+    void *c10 = dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    if (!c10 || !find(c10, "_ZN3c104cuda20getCurrentCUDAStreamEa", &current) ||
+        !find(c10, "_ZNK3c104cuda10CUDAStream6streamEv", &handle)) return NULL;
+    stream = current((signed char)device);
+    return handle(&stream);
 }
 
 /* Appends a text like printf; what does not fit is left out. */
@@ -534,8 +551,8 @@ static void group_release(int device, pool_id id)
     (void)pthread_mutex_unlock(&lock);
 }
 
-/* The begin that a stream's capture belongs to. Of those whose streams are not known, it is the last one, if all of them
-   name one pool. [lock] */
+/* The begin that a stream's capture belongs to. Of begins without a known stream it is the last one, if all of them name
+   one pool. [lock] */
 static capture *capture_of(int device, cudaStream_t stream, unsigned long long id)
 {
     capture *c, *last = NULL;
@@ -761,23 +778,15 @@ HOOK void *galloc_hook_base_alloc(void *ptr, size_t *size)
 HOOK void galloc_hook_begin_allocate_to_pool(int device, pool_id id, void *filter)
 {
     (void)filter;
-    group_begin(device, id, 0, NULL);
+    group_begin(device, id, 0, current_stream(device));
 }
 
-HOOK void galloc_hook_end_allocate_to_pool(int device, pool_id id) { group_end_named(device, id, NULL); }
+HOOK void galloc_hook_end_allocate_to_pool(int device, pool_id id)
+{
+    group_end_named(device, id, current_stream(device));
+}
 
 HOOK void galloc_hook_release_pool(int device, pool_id id) { group_release(device, id); }
-
-/* For galloc_torch.cpp, which knows the stream that PyTorch will capture. */
-HOOK void galloc_hook_begin_on_stream(int device, pool_id id, cudaStream_t stream)
-{
-    group_begin(device, id, 0, is_default(stream) ? NULL : stream);
-}
-
-HOOK void galloc_hook_end_on_stream(int device, pool_id id, cudaStream_t stream)
-{
-    group_end_named(device, id, stream);
-}
 
 /* For galloc_torch.cpp: the pool of a stream's capture; { 0, 0 }: none. */
 HOOK pool_id galloc_hook_pool_of_stream(int device, cudaStream_t stream)

@@ -13,7 +13,6 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 #include <c10/util/ApproximateClock.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
@@ -39,8 +38,8 @@ void *galloc_hook_base_alloc(void *, size_t *);
 struct galloc_pool_id {
     unsigned long long first, second;
 };
-void galloc_hook_begin_on_stream(int, galloc_pool_id, cudaStream_t);
-void galloc_hook_end_on_stream(int, galloc_pool_id, cudaStream_t);
+void galloc_hook_begin_allocate_to_pool(int, galloc_pool_id, void *);
+void galloc_hook_end_allocate_to_pool(int, galloc_pool_id);
 void galloc_hook_release_pool(int, galloc_pool_id);
 /* The pool of a stream's capture, or zeros. */
 galloc_pool_id galloc_hook_pool_of_stream(int, cudaStream_t);
@@ -338,11 +337,6 @@ void counted_free(void *p, size_t bytes, int device, cudaStream_t stream)
     galloc_hook_free(p, bytes, device, stream);
 }
 
-cudaStream_t current_stream(int device)
-{
-    return c10::cuda::getCurrentCUDAStream(c10::DeviceIndex(device)).stream();
-}
-
 class Allocator final : public Pluggable {
 public:
     Allocator() : Pluggable(counted_malloc, counted_free)
@@ -355,14 +349,13 @@ public:
         });
         set_base_alloc_fn(galloc_hook_base_alloc);
         set_record_stream_fn(galloc_hook_record_stream);
-        /* PyTorch captures the current stream. Its filter is not called: it uses a graph that the program may have
-           deleted after a capture that failed, since PyTorch does not end the pool then. */
+        /* The filter is not called: PyTorch does not end the pool of a capture that fails, and the filter uses the
+           graph, which the program may have deleted. */
         set_begin_allocate_to_pool([](int device, MempoolId_t id, std::function<bool(cudaStream_t)>) {
-            galloc_hook_begin_on_stream(device, {id.first, id.second}, current_stream(device));
+            galloc_hook_begin_allocate_to_pool(device, {id.first, id.second}, nullptr);
         });
-        set_end_allocate_to_pool_fn([](int device, MempoolId_t id) {
-            galloc_hook_end_on_stream(device, {id.first, id.second}, current_stream(device));
-        });
+        set_end_allocate_to_pool_fn(
+            [](int device, MempoolId_t id) { galloc_hook_end_allocate_to_pool(device, {id.first, id.second}); });
         set_release_pool([](int device, MempoolId_t id) { galloc_hook_release_pool(device, {id.first, id.second}); });
     }
 

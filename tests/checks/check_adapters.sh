@@ -38,7 +38,7 @@ runs_here='-Wl,--disable-new-dtags -Wl,-rpath,$ORIGIN'
 # shellcheck disable=SC2086
 "$cc" -std=gnu11 -g -Wall -Wextra -Wshadow -Werror -fPIC -shared -fexceptions -fvisibility=hidden $include \
     examples/pytorch/galloc_torch.c -o "$work/libgalloc_torch.so" -lpthread -ldl &&
-    "$cxx" -std=c++11 -g -fPIC -shared -Wl,-soname,libc10_cuda.so tests/plugin/c10_cuda.cpp \
+    "$cxx" -std=c++17 -g -fPIC -shared $include -Wl,-soname,libc10_cuda.so tests/plugin/c10_cuda.cpp \
         -o "$work/libc10_cuda.so" &&
     "$cxx" -std=c++17 -g -Wall -Wextra -rdynamic $include tests/plugin/torch_host.cpp "$device"/*.o \
         -L"$work" -lc10_cuda $runs_here -o "$work/torch_host" -lpthread -lm -ldl &&

@@ -2,7 +2,6 @@
    tells a profiler, on the simulated device. Built with the headers in torch_include. Runs the tests whose names
    contain TEXT. */
 
-#include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include <atomic>
@@ -12,6 +11,8 @@
 
 #include "sim.h"
 #include "test.h"
+
+extern thread_local cudaStream_t current_stream; /* of c10_cuda.cpp */
 
 using namespace c10::cuda::CUDACachingAllocator;
 using c10::cuda::MempoolId_t;
@@ -30,10 +31,6 @@ void torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(const std::shar
     if (current) throw c10::Error({"", "", 0}, "Can't swap an already initialized allocator");
     current = allocator;
 }
-
-/* PyTorch's current stream: the one that it captures. */
-static thread_local cudaStream_t current_stream;
-c10::cuda::CUDAStream c10::cuda::getCurrentCUDAStream(signed char) { return CUDAStream(current_stream); }
 
 /* What a profiler was told last, and how often. */
 static struct {

@@ -17,6 +17,8 @@
 #include "sim.h"
 #include "test.h"
 
+extern thread_local cudaStream_t current_stream; /* of c10_cuda.cpp: PyTorch's */
+
 typedef std::pair<unsigned long long, unsigned long long> MempoolId;
 typedef std::function<bool(cudaStream_t)> Filter;
 
@@ -665,7 +667,8 @@ static unsigned long long begin_capture(int release, cudaStream_t stream, Mempoo
 {
     unsigned long long capture_id = 0;
     cudaStreamCaptureStatus status;
-    if (release == 23) torch_begin(0, id, [](cudaStream_t) { return true; });
+    if (release > 23) current_stream = stream; /* 24: PyTorch's current stream is found */
+    if (release >= 23) torch_begin(0, id, [](cudaStream_t) { return true; });
     if (release == 21) torch_begin_2_1(0, stream, id);
     OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     OK(cudaStreamGetCaptureInfo(stream, &status, &capture_id));
@@ -683,7 +686,8 @@ static size_t captured_twice(cudaStream_t stream, MempoolId first, MempoolId sec
         MempoolId id = i ? second : first;
         unsigned long long capture_id = begin_capture(release, stream, id);
         execs[i] = capture(stream, &results[i]);
-        if (release == 23) torch_end(0, id);
+        if (release >= 23) torch_end(0, id);
+        current_stream = nullptr;
         if (release == 21) torch_end_2_1(0, stream);
         if (release == 20) torch_end_2_0(0, capture_id);
     }
@@ -706,7 +710,7 @@ static size_t captured_twice(cudaStream_t stream, MempoolId first, MempoolId sec
 
 TEST(graphs_of_one_pool_share_memory)
 {
-    static const int releases[] = {23, 21, 20};
+    static const int releases[] = {24, 23, 21, 20};
     for (int release : releases) {
         begin(1, SIM_PACE_STILL, nullptr);
         size_t shared = captured_twice(stream_new(), {0, 1}, {0, 1}, release);
@@ -720,31 +724,35 @@ TEST(graphs_of_one_pool_share_memory)
 }
 
 /* A capture fails, and PyTorch 2.3 and later then name no end of its pool. The program captures again. */
-static void captures_after_a_failed_one(MempoolId failed, bool allocates)
+static void captures_after_a_failed_one(int release, MempoolId failed, bool allocates)
 {
     begin(1, SIM_PACE_STILL, nullptr);
     cudaStream_t stream = stream_new(), forked = stream_new();
     cudaGraph_t graph = nullptr;
-    (void)begin_capture(23, stream, failed);
+    (void)begin_capture(release, stream, failed);
     void *lost = allocates ? torch_malloc(MiB(4), 0, stream) : nullptr;
     follow(stream, forked);
     if (lost) put(forked, lost, MiB(4), 9); /* and this work is not joined */
     else OK(sim_launch(forked, nullptr, 0));
     EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureUnjoined);
     (void)cudaGetLastError();
+    current_stream = nullptr;
     if (lost) torch_free(lost, MiB(4), 0, stream);
-    EXPECT(captured_twice(stream, {0, 1}, {0, 2}, 23) >= MiB(128));
+    EXPECT(captured_twice(stream, {0, 1}, {0, 2}, release) >= MiB(128));
     torch_reset();
-    EXPECT(captured_twice(stream, {0, 3}, {0, 3}, 23) < MiB(80));
+    EXPECT(captured_twice(stream, {0, 3}, {0, 3}, release) < MiB(80));
     torch_release(0, failed);
     finish();
 }
 
 TEST(later_graphs_share_nothing_through_a_capture_that_failed)
 {
-    captures_after_a_failed_one({0, 1}, true);
-    captures_after_a_failed_one({0, 9}, true);
-    captures_after_a_failed_one({0, 1}, false);
+    for (int release = 23; release <= 24; release++) {
+        captures_after_a_failed_one(release, {0, 1}, true);
+        captures_after_a_failed_one(release, {0, 9}, true);
+        captures_after_a_failed_one(release, {0, 1}, false);
+    }
+    captures_after_a_failed_one(24, {0, 9}, false);
 }
 
 /* Which of two pools a capture belongs to cannot be told, so it belongs to neither: a later graph of one of them shares
