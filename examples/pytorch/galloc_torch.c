@@ -551,8 +551,8 @@ static void group_release(int device, pool_id id)
     (void)pthread_mutex_unlock(&lock);
 }
 
-/* The begin that a stream's capture belongs to. Of begins without a known stream it is the last one, if all of them name
-   one pool. [lock] */
+/* The begin that a stream's capture belongs to. Of begins without a known stream it is the last one, if all of them
+   name one pool. [lock] */
 static capture *capture_of(int device, cudaStream_t stream, unsigned long long id)
 {
     capture *c, *last = NULL;
