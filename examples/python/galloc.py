@@ -192,6 +192,7 @@ class Pool:
 # the driver. But first, in Python 3.9 to 3.14, it calls the callbacks of weak references that are not garbage. So each
 # stream object has one here, whose callback frees the blocks that are left. Callbacks of one object are called from the
 # newest to the oldest: this one comes before that of a weakref.finalize which an object made to destroy its stream.
+# The program may have closed the stream before, and a dead object does not tell. So the device is waited for.
 # Without a cycle the blocks keep the object, so none is left in the callback, which then makes no CUDA call.
 _streams = {}  # id of the object (equal ones may differ): the reference, and {address: device} of its blocks
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_streams))  # also when the interpreter ends it is not garbage
@@ -201,8 +202,8 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_streams))  # also when the interpre
 _kept = {}
 
 
-def _blocks_on(stream, number):
-    """The list of a stream's blocks. number: the stream's handle."""
+def _blocks_on(stream):
+    """The list of a stream's blocks."""
     if stream is None or type(stream) is int:
         return _kept
     key = id(stream)
@@ -215,7 +216,7 @@ def _blocks_on(stream, number):
         del streams[key]
         while blocks:
             ptr, device = blocks.popitem()
-            drop(ptr, number, device, False)
+            drop(ptr, 0, device, True)
 
     try:
         reference = weakref.ref(stream, gone)
@@ -239,7 +240,7 @@ class Block:
         self._stream = stream
         self._drop = _load().galloc_python_drop  # globals may be gone when the interpreter ends
         self._number = handle(stream)
-        self._blocks = _blocks_on(stream, self._number)
+        self._blocks = _blocks_on(stream)
         ptr = self.pool.malloc(nbytes, self._number)
         if ptr:
             self._give(ptr)

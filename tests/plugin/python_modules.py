@@ -281,7 +281,9 @@ def a_stream_that_is_garbage_with_its_blocks_goes_after_them():
                             blocks = [galloc.Block.__new__(galloc.Block) for _ in range(3)]
                         for block in blocks:
                             block.__init__(MIB, stream)
-                            expected.add((block.ptr, stream.ptr, 0))
+                            expected.add((block.ptr, stream.ptr if kind is Slots else 0, 0))
+                        expected.remove((blocks[0].ptr, stream.ptr if kind is Slots else 0, 0))
+                        expected.add((blocks[0].ptr, stream.ptr, 0))
                         blocks[0].free()
                         blocks.append(blocks)
                         if attribute:
@@ -330,6 +332,22 @@ class Closed:
     def close(self):
         number, self.number = self.number, None
         assert sim.cudaStreamDestroy(ctypes.c_void_p(number)) == 0
+
+
+@test
+def a_closed_stream_that_is_garbage_with_its_blocks_is_not_used():
+    gc.collect()
+    gc.disable()
+    for without in None, 0:
+        with frees() as seen:
+            stream = Closed(without)
+            stream.block = galloc.Block(MIB, stream)
+            number = stream.number
+            stream.close()
+            del stream
+            gc.collect()
+            assert len(seen) == 1 and seen[0][1:] == (0, 0) and number
+    gc.enable()
 
 
 @test
