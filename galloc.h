@@ -10070,30 +10070,6 @@ static GAI_INLINE int gai_stream_is_unsettled(const gai_stream *stream)
     return stream->debug_settled != stream->debug_queued;
 }
 
-/* After an allocation or a growth. A captured stream is not waited for. [no lock] */
-static void gai_stream_settle(galloc_pool *pool, gai_stream *stream, const gai_site *site)
-{
-    CUresult result = CUDA_SUCCESS;
-    gai_scope scope;
-    uint64_t queued;
-    gai_lock_on(&pool->lock);
-    queued = stream->life == site->life && gai_stream_is_unsettled(stream) ? stream->debug_queued : 0;
-    gai_lock_off(&pool->lock);
-    if (!queued || !gai_site_may_act(site) || gai_context_health(pool->context, pool->context_id) != GAI_ALIVE) return;
-    result = gai_scope_enter(&scope, site->context); /* other threads may capture */
-    if (!result) {
-        result = GAI_CALL(pool, stream_synchronize, StreamSynchronize, (site->handle));
-        gai_scope_leave(&scope);
-    }
-    if (result) gai_pool_note(pool, result);
-    gai_lock_on(&pool->lock);
-    if (!result && stream->life == site->life) stream->debug_settled = gai_max(stream->debug_settled, queued);
-    pool->special &= ~(uint64_t)GAI_ROUTE_SETTLE;
-    for (stream = pool->streams; stream; stream = stream->next)
-        if (gai_stream_is_unsettled(stream)) pool->special |= GAI_ROUTE_SETTLE;
-    gai_lock_off(&pool->lock);
-}
-
 /* What to say of a block that turns out to be damaged. */
 static gai_damage gai_block_describe(const gai_block *block)
 {
@@ -13251,6 +13227,44 @@ static void gai_pool_count_failure(galloc_pool *pool, int rejected)
     gai_lock_on(&pool->lock);
     pool->stats.failures++;
     pool->stats.rejections += (uint64_t)rejected;
+    gai_lock_off(&pool->lock);
+}
+
+/* Waits for what debug has queued on a stream. While a blocking stream is captured, nothing may be asked of the legacy
+   stream. [no lock] */
+static CUresult gai_settle_wait(galloc_pool *pool, const gai_site *site)
+{
+    gai_scope scope;
+    CUresult result = gai_scope_enter(&scope, site->context); /* other threads may capture */
+    if (result) return result;
+    if (site->capture_forbids) {
+        gai_lock_on(&pool->paging);
+        result = gai_device_wait(pool);
+        gai_lock_off(&pool->paging);
+    } else {
+        result = GAI_CALL(pool, stream_synchronize, StreamSynchronize, (site->handle));
+    }
+    gai_scope_leave(&scope);
+    return result;
+}
+
+/* After an allocation or a growth. A captured stream is not waited for. [no lock] */
+static void gai_stream_settle(galloc_pool *pool, gai_stream *stream, const gai_site *site)
+{
+    CUresult result;
+    uint64_t queued;
+    gai_lock_on(&pool->lock);
+    queued = stream->life == site->life && gai_stream_is_unsettled(stream) ? stream->debug_queued : 0;
+    gai_lock_off(&pool->lock);
+    if (!queued || site->capture || !site->own_context ||
+        gai_context_health(pool->context, pool->context_id) != GAI_ALIVE) return;
+    result = gai_settle_wait(pool, site);
+    if (result) gai_pool_note(pool, result);
+    gai_lock_on(&pool->lock);
+    if (!result && stream->life == site->life) stream->debug_settled = gai_max(stream->debug_settled, queued);
+    pool->special &= ~(uint64_t)GAI_ROUTE_SETTLE;
+    for (stream = pool->streams; stream; stream = stream->next)
+        if (gai_stream_is_unsettled(stream)) pool->special |= GAI_ROUTE_SETTLE;
     gai_lock_off(&pool->lock);
 }
 
@@ -16473,19 +16487,18 @@ static void gai_stream_leave_block_pools(galloc_pool *pool, gai_stream *stream)
     }
 }
 
-/* May a captured stream join a block pool? One of its captures must be of the same group and stream, and none may be
-   there with which the new one shares no memory: two captures into one graph do not share, though both share with
-   another graph of the group. Captures whose graph is gone do not count. */
-static int gai_block_pool_admits(const galloc_pool *pool, const gai_block_pool *block_pool, const gai_stream *stream)
+/* May a captured stream join the block pool of another capture of its group and stream? None may be there with which
+   the new one shares no memory: two captures into one graph do not share, though both share with another graph of the
+   group. Captures whose graph is gone do not count. */
+static int gai_block_pool_admits(const galloc_pool *pool, const gai_stream *with, const gai_stream *stream, int small)
 {
     const gai_stream *other;
-    int known = 0;
-    for (other = pool->streams; other; other = other->next) {
-        if (other->block_pool[block_pool->small] != block_pool || !other->capture) continue;
-        if (!gai_captures_share(other->capture, stream->capture)) return 0;
-        known |= other->key == stream->key;
-    }
-    return known;
+    if (!with->block_pool[small] || !with->capture || with->key != stream->key ||
+        !gai_captures_share(with->capture, stream->capture)) return 0;
+    for (other = pool->streams; other; other = other->next)
+        if (other->block_pool[small] == with->block_pool[small] && other->capture &&
+            !gai_captures_share(other->capture, stream->capture)) return 0;
+    return 1;
 }
 
 /* The block pool of a stream state for large or small blocks, or NULL. Captures of one group on the same stream share
@@ -16500,8 +16513,8 @@ static gai_block_pool *gai_block_pool_of(galloc_pool *pool, gai_stream *stream, 
         return block_pool;
     }
     if (stream->block_pool[small] || !stream->capture) return stream->block_pool[small];
-    for (other = pool->streams; other; other = other->next)
-        if (other->block_pool[small] && gai_block_pool_admits(pool, other->block_pool[small], stream)) break;
+    other = pool->streams;
+    while (other && !gai_block_pool_admits(pool, other, stream, small)) other = other->next;
     if (!other) return NULL;
     block_pool = gai_block_pool_enter(other->block_pool[small], stream);
     gai_block_pool_sort(pool, block_pool);
@@ -21617,29 +21630,26 @@ static cudaError_t gai_override_failed(void *ptr, CUresult result, const char *c
 }
 
 /* Frees a block on the legacy stream of the device, after a wait for the site's stream or the device. */
-static cudaError_t gai_override_return(void *ptr, const galloc_pointer *info, gai_site *site, int how)
+static cudaError_t gai_override_return(void *ptr, CUdevice device, gai_site *site, int how)
 {
-    galloc_config config;
     gai_scope scope;
     CUcontext primary = NULL;
     cudaError_t error;
     CUresult result = CUDA_SUCCESS;
     if (how == GALLOC_OVERRIDE_STREAM) result = gai_override_finish(site);
     if (result) return gai_override_failed(ptr, result, "waiting for the stream");
-    result = gai_cu.DevicePrimaryCtxRetain(&primary, info->device);
+    result = gai_cu.DevicePrimaryCtxRetain(&primary, device);
     if (result) return gai_override_failed(ptr, result, "cuDevicePrimaryCtxRetain");
-    if (how == GALLOC_OVERRIDE_DEVICE) result = gai_override_wait(primary, info->device);
+    if (how == GALLOC_OVERRIDE_DEVICE) result = gai_override_wait(primary, device);
     if (result) {
         error = gai_override_failed(ptr, result, "waiting for the device");
     } else if ((result = gai_scope_push(&scope, primary)) != CUDA_SUCCESS) {
         error = gai_override_failed(ptr, result, "cuCtxPushCurrent");
     } else {
-        int debugs = galloc_pool_config(info->pool, &config) == cudaSuccess && config.debug;
         error = galloc_free(ptr, cudaStreamLegacy);
-        if (debugs) (void)gai_override_await_legacy(); /* what debug has queued; every stream may use the memory next */
         gai_scope_leave(&scope);
     }
-    (void)gai_cu.DevicePrimaryCtxRelease(info->device);
+    (void)gai_cu.DevicePrimaryCtxRelease(device);
     return error;
 }
 
@@ -21662,7 +21672,7 @@ GALLOC_API cudaError_t galloc_override_free(void *ptr, cudaStream_t stream, int 
     if (how != GALLOC_OVERRIDE_DEVICE) error = gai_site_of(stream, &site);
     if (error == cudaErrorCudartUnloading) return galloc_free(ptr, stream);
     if (error) return gai_end(__func__, error);
-    if (how != GALLOC_OVERRIDE_ORDERED) return gai_end(__func__, gai_override_return(ptr, &info, &site, how));
+    if (how != GALLOC_OVERRIDE_ORDERED) return gai_end(__func__, gai_override_return(ptr, info.device, &site, how));
     result = stream && stream != CU_STREAM_LEGACY ? CUDA_SUCCESS : gai_override_order(stream);
     if (result) return gai_end(__func__, gai_override_failed(ptr, result, "ordering the legacy stream"));
     return galloc_free(ptr, stream);

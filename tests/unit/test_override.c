@@ -177,9 +177,8 @@ TEST(a_free_of_cudamallocs_memory_ends_no_capture)
     no_findings();
 }
 
-/* While a blocking stream is captured nothing can wait for the legacy stream. So cudaFree has waited for what debug
-   queues there. */
-TEST(work_of_debug_ends_in_cudafree)
+/* Also while a blocking stream is captured, when the legacy stream cannot be waited for. */
+TEST(memory_for_every_stream_has_no_work_of_debug_left)
 {
     static const char *const settings[] = {"debug:guards", "debug:poison", "debug:quarantine,quarantine_bytes:4096",
                                            "debug:guards+poison,debug_sample:64"};
