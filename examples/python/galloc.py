@@ -46,6 +46,8 @@ def _load():
         "galloc_python_malloc": [pointer, out, size, size, number],
         "galloc_python_free": [pointer, size, number, number],
         "galloc_python_drop": [pointer, size, number, number],
+        "galloc_python_free_at": [out, size, number, number],
+        "galloc_python_drop_at": [out, size, number, number],
         "galloc_python_record_stream": [pointer, size, number],
         "galloc_python_memory": [pointer, ctypes.POINTER(size)],
         "galloc_pool_trim": [pointer, size, ctypes.POINTER(size)],
@@ -140,12 +142,16 @@ class Pool:
     def malloc(self, nbytes, stream=None):
         """Allocates memory that work queued on the stream from now on may use; 0 bytes: 0. Raises MemoryError."""
         ptr = ctypes.c_void_p()
-        arguments = self._open(), ctypes.byref(ptr), _size(nbytes), handle(stream), self.device
+        self._malloc(ptr, nbytes, stream)
+        return ptr.value or 0
+
+    def _malloc(self, ptr, nbytes, stream):
+        """The same; the C function writes the address to `ptr`."""
+        arguments = self._open(), ptr, _size(nbytes), handle(stream), self.device
         error = _load().galloc_python_malloc(*arguments)
-        if error == _OUT_OF_MEMORY and gc.collect():  # cycles may hold blocks
+        if error == _OUT_OF_MEMORY and gc.collect() + _sweep():  # cycles may hold blocks
             error = _load().galloc_python_malloc(*arguments)
         _check("galloc_python_malloc", error)
-        return ptr.value or 0
 
     def free(self, ptr, stream=None, wait=False):
         """Frees memory on the stream that used it last; a default stream is that of the memory's device. wait: that
@@ -194,12 +200,15 @@ class Pool:
 # newest to the oldest: this one comes before that of a weakref.finalize which an object made to destroy its stream.
 # The program may have closed the stream before, and a dead object does not tell. So the device is waited for.
 # Without a cycle the blocks keep the object, so none is left in the callback, which then makes no CUDA call.
-_streams = {}  # id of the object (equal ones may differ): the reference, and {address: device} of its blocks
+_streams = {}  # id of the object (equal ones may differ): the reference, and its blocks, as in _kept without the stream
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_streams))  # also when the interpreter ends it is not garbage
 
-# The blocks on numbers, and on objects without weak references: {address: stream}. Such an object has no attributes of
-# its own, as a rule, by which it could hold blocks. So it is kept from here, and goes after its last block.
+# The blocks on numbers, and on objects without weak references: {id of place: (place, device, reference to the block,
+# stream)}. Such an object has no attributes of its own, as a rule, by which it could hold blocks. So it is kept from
+# here, and goes after its last block.
 _kept = {}
+
+_OWN = object()  # the stream of the block
 
 
 def _blocks_on(stream):
@@ -212,11 +221,11 @@ def _blocks_on(stream):
         return found[1]
     blocks = {}
 
-    def gone(reference, streams=_streams, drop=_load().galloc_python_drop):
+    def gone(reference, streams=_streams, drop=_load().galloc_python_drop_at):
         del streams[key]
         while blocks:
-            ptr, device = blocks.popitem()
-            drop(ptr, 0, device, True)
+            place, device = blocks.popitem()[1][:2]
+            drop(place, 0, device, True)
 
     try:
         reference = weakref.ref(stream, gone)
@@ -225,43 +234,44 @@ def _blocks_on(stream):
     return _streams.setdefault(key, (reference, blocks))[1]  # another thread may have been first
 
 
+def _sweep():
+    """Frees the memory of blocks whose finaliser an interrupt (Ctrl-C) has ended too early. Their number."""
+    found = 0
+    for blocks in [_kept] + [known[1] for known in list(_streams.values())]:
+        for key, (place, device, block, _) in list(blocks.items()):
+            if block() is None:
+                found += bool(place)
+                _load().galloc_python_drop_at(place, 0, device, True)
+                blocks.pop(key, None)
+    return found
+
+
 class Block:
     """Memory that is freed with the object, on the stream that it was allocated for. The object keeps the stream. If
     the garbage collector finds both in a cycle, the memory is freed first: finalisers in the cycle must not use it."""
 
-    __slots__ = ("size", "pool", "_ptr", "_stream", "_number", "_blocks", "_drop", "__weakref__")
+    __slots__ = ("size", "pool", "_place", "_stream", "_number", "_blocks", "_drop", "__weakref__")
 
     __reduce_ex__ = _refuse_copy
 
     def __init__(self, nbytes, stream=None, device=0, pool=None):
-        self._ptr = 0
+        self._place = place = ctypes.c_void_p()  # of the address; C functions write to it, since an interrupt may follow
         self.pool = pool or default_pool(device)
         self.size = nbytes
         self._stream = stream
-        self._drop = _load().galloc_python_drop  # globals may be gone when the interpreter ends
+        self._drop = _load().galloc_python_drop_at  # globals may be gone when the interpreter ends
         self._number = handle(stream)
-        self._blocks = _blocks_on(stream)
-        ptr = self.pool.malloc(nbytes, self._number)
-        if ptr:
-            self._give(ptr)
+        self._blocks = blocks = _blocks_on(stream)
+        blocks[id(place)] = place, self.pool.device, weakref.ref(self), stream if blocks is _kept else None
+        self.pool._malloc(place, nbytes, self._number)
 
     @property
     def ptr(self):
-        return self._ptr
+        return self._place.value or 0
 
     @property
     def stream(self):
         return self._stream
-
-    def _give(self, ptr):
-        """Makes the block the owner of an address."""
-        self._blocks[ptr] = self._stream if self._blocks is _kept else self.pool.device
-        self._ptr = ptr
-
-    def _take(self):
-        """The address, which the caller frees; 0 if that has been done."""
-        ptr, self._ptr = getattr(self, "_ptr", 0), 0
-        return ptr if ptr and self._blocks.pop(ptr, self) is not self else 0
 
     def _handle(self):
         """The handle of the block's stream. Raises if the stream was closed: some objects then have the handle 0."""
@@ -270,32 +280,33 @@ class Block:
             raise RuntimeError("galloc: the stream of the block was closed. Name one that is ordered after its work")
         return number
 
-    def free(self, stream=None):
-        """Frees the memory now; on another stream than the one it was allocated for if one is given. After an error the
-        block still has its memory."""
-        number = self._handle() if stream is None else handle(stream)
-        ptr = self._take()
-        if ptr:
-            try:
-                self.pool.free(ptr, number)
-            except BaseException:
-                self._give(ptr)
-                raise
+    def free(self, stream=_OWN):
+        """Frees the memory now; on another stream than the one it was allocated for if one is given (None: the legacy
+        stream). After an error the block still has its memory."""
+        number = self._handle() if stream is _OWN else handle(stream)
+        if self._place:
+            _call("galloc_python_free_at", self._place, number, -1, False)
+        self._blocks.pop(id(self._place), None)
 
     def record_stream(self, stream):
         """Another stream uses the memory too: after the free it is reused only when both are done with it."""
         number = handle(stream)
         if self.size:
-            _call("galloc_python_record_stream", self._ptr, number, self.pool.device)
+            _call("galloc_python_record_stream", self._place, number, self.pool.device)
 
     def __del__(self):
-        ptr = self._take()
-        if ptr:
+        place = getattr(self, "_place", None)
+        if place:
+            number, wait = 0, True
             try:
                 number, wait = self._handle(), False
             except Exception:  # the stream was closed, and its work may go on
-                number, wait = 0, True
-            self._drop(ptr, number, self.pool.device, wait)
+                pass
+            finally:  # also after an interrupt
+                self._drop(place, number, self.pool.device, wait)
+        blocks = getattr(self, "_blocks", None)
+        if blocks is not None:
+            blocks.pop(id(place), None)
 
 
 _default_pools = {}

@@ -297,6 +297,22 @@ GALLOC_API cudaError_t galloc_python_drop(void *ptr, size_t stream, int device, 
     return error;
 }
 
+/* The same for the address in *place, which is NULL afterwards: Python may be interrupted right after each call. Of
+   several calls one frees. A failure of the first one leaves the address there. */
+GALLOC_API cudaError_t galloc_python_free_at(void **place, size_t stream, int device, int wait)
+{
+    void *ptr = __atomic_exchange_n(place, NULL, __ATOMIC_ACQ_REL);
+    cudaError_t error = ptr ? galloc_python_free(ptr, stream, device, wait) : cudaSuccess;
+    if (error != cudaSuccess) __atomic_store_n(place, ptr, __ATOMIC_RELEASE);
+    return error;
+}
+
+GALLOC_API cudaError_t galloc_python_drop_at(void **place, size_t stream, int device, int wait)
+{
+    void *ptr = __atomic_exchange_n(place, NULL, __ATOMIC_ACQ_REL);
+    return ptr ? galloc_python_drop(ptr, stream, device, wait) : cudaSuccess;
+}
+
 /* device: the block's. Its default streams are meant. */
 GALLOC_API cudaError_t galloc_python_record_stream(void *ptr, size_t stream, int device)
 {

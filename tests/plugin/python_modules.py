@@ -244,12 +244,13 @@ class Slots:
 @contextlib.contextmanager
 def frees():
     """A list of the frees that the library sees from blocks made here: (address, stream, result)."""
-    names, seen = ("galloc_python_free", "galloc_python_drop"), []
+    names, seen = ("galloc_python_free_at", "galloc_python_drop_at"), []
     real = {name: getattr(sim, name) for name in names}
 
     def watch(name):
-        def free(ptr, stream, *others):
-            error = real[name](ptr, stream, *others)
+        def free(place, stream, *others):
+            ptr = place.value
+            error = real[name](place, stream, *others)
             seen.append((ptr, stream, error))
             return error
 
@@ -364,6 +365,82 @@ def a_block_whose_stream_was_closed_goes_after_the_work_of_the_stream():
         assert sim.sim_pending()
         del block
         assert not sim.sim_pending()
+
+
+@contextlib.contextmanager
+def interrupted(name):
+    """A KeyboardInterrupt comes as soon as a function of the library has returned."""
+    real = getattr(sim, name)
+
+    def call(*arguments):
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    setattr(sim, name, call)
+    try:
+        yield
+    finally:
+        setattr(sim, name, real)
+
+
+@test
+def interrupts_leave_each_block_one_owner():
+    def live():
+        return galloc.default_pool().memory()["live"]
+
+    class Interrupts(Stream):
+        looks = 0
+
+        @property
+        def cuda_stream(self):
+            self.looks += 1
+            if self.looks == 2:  # the first one was in the constructor
+                raise KeyboardInterrupt
+            return self.number
+
+    before, kept = live(), len(galloc._kept)
+    block = galloc.Block(MIB)
+    with interrupted("galloc_python_free_at"):
+        raises(KeyboardInterrupt, "", block.free)
+    other = galloc.Block(MIB)
+    assert not block.ptr and live() == before + MIB
+    del block
+    assert live() == before + MIB
+    del other
+    with interrupted("galloc_python_malloc"):
+        raises(KeyboardInterrupt, "", galloc.Block, MIB)
+    assert live() == before
+    stream = Interrupts()
+    stream.number, stream.ptr = stream.ptr, None
+    block = galloc.Block(MIB, stream)
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    del block
+    sys.unraisablehook = hook
+    assert stream.looks == 2 and live() == before and len(galloc._kept) == kept
+    stream.ptr = stream.number
+
+
+@test
+def memory_of_finalisers_that_an_interrupt_ended_comes_back():
+    pool = galloc.Pool("memory_limit:8M")
+    for stream in None, Stream(), Slots():
+        for _ in range(3):
+            block = pool.block(6 * MIB, stream)
+            finaliser, galloc.Block.__del__ = galloc.Block.__del__, lambda self: None
+            del block
+            galloc.Block.__del__ = finaliser
+    pool.block(6 * MIB).free()
+    pool.close()
+    assert not galloc._kept
+
+
+@test
+def a_free_on_none_is_one_on_the_legacy_stream():
+    with frees() as seen:
+        stream = new_stream()
+        galloc.Block(MIB, stream).free(None)
+        galloc.Block(MIB, stream).free()
+    assert [call[1] for call in seen] == [0, stream]
 
 
 @test
