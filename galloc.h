@@ -675,7 +675,7 @@ typedef struct galloc_stranded {
 typedef struct galloc_step {
     const char *name;
     const char *left_out;  /* why the step was left out, in words; NULL: it was taken, or there was nothing to do */
-    size_t gained;         /* bytes that it made available to the requesting stream or returned to the device */
+    size_t gained;         /* bytes that it made available to the requesting stream, or that the pool returned */
 } galloc_step;
 
 /* The state of pool and device when an allocation (or the growth of a block) failed because memory ran out, as seen by
@@ -12445,16 +12445,42 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, enum gai_borrowi
     return given;
 }
 
+/* Are new segments as large as PyTorch makes them, whatever the limits leave? */
+static int gai_pool_has_torch_segments(const galloc_pool *pool)
+{
+    return pool->config.like && !pool->config.backend && !pool->config.expandable_segments;
+}
+
+/* Returns the bytes that the alignment adds to a new segment. PyTorch's segments of cudaMalloc begin at multiples of
+   2 MiB. */
+static size_t gai_job_slack(const gai_job *job)
+{
+    const galloc_config *config = &job->pool->config;
+    size_t alignment = job->params.alignment;
+    if (!config->backend && config->expandable_segments) return 0;
+    if (gai_pool_has_torch_segments(job->pool)) return alignment > GAI_FIXED_SMALL ? alignment : 0;
+    return alignment - GAI_UNIT;
+}
+
+/* Returns the bytes of the smallest segment that may be made for the request. */
+static size_t gai_job_segment(const gai_job *job)
+{
+    size_t space = job->params.bytes + gai_job_slack(job);
+    if (gai_pool_has_torch_segments(job->pool)) return gai_fixed_bytes(job->pool, space);
+    return job->pool->config.backend ? space : gai_up(space, GAI_FIXED_SMALL);
+}
+
 /* Makes other pools give back up to `wanted` bytes, unless this pool's own limit causes the shortage. Returns whether
    they gave any. */
 static int gai_job_have_others_give(gai_job *job, size_t wanted, enum gai_borrowing how)
 {
     galloc_pool *pool = job->pool;
-    size_t headroom = gai_pool_headroom(pool), share, own;
+    size_t headroom = gai_pool_headroom(pool), share, own, excess;
     int alone;
     gai_lock_on(&gai_locks.budget);
     share = gai_pool_share(pool);
     own = gai_left(share, pool->taken);
+    excess = gai_left(pool->budget->held, pool->budget->limit); /* held before the limit was set */
     alone = pool->budget->pools == pool && !pool->next_sharing;
     gai_lock_off(&gai_locks.budget);
     if (alone) return gai_job_leave_out(job, "there is no other pool");
@@ -12462,16 +12488,24 @@ static int gai_job_have_others_give(gai_job *job, size_t wanted, enum gai_borrow
         if (own <= headroom)
             return gai_job_leave_out(job, share < pool->device_bytes ? "the pool's own limit is the cause"
                                                                      : "the device's memory is the cause");
-        wanted = gai_left(wanted, headroom);
+        wanted = gai_left(wanted, headroom) + excess;
     }
     return wanted && gai_pool_borrow(pool, wanted, how);
 }
 
-/* Makes other pools give back enough for the request and one more page, and then tries to serve it. */
-static int gai_job_borrow(gai_job *job, enum gai_borrowing how)
+/* Makes other pools give back enough for the request and one more page, and then tries to serve it. Where a limit lacks
+   less than the device does, only the second try knows what the device lacks. */
+static int gai_job_borrow(gai_job *job, enum gai_borrowing how, int (*serve)(gai_job *))
 {
-    size_t granularity = job->pool->granularity, wanted = gai_up(job->params.bytes, granularity) + granularity;
-    if (!gai_job_have_others_give(job, wanted, how)) return 0;
+    size_t wanted = gai_job_segment(job) + job->pool->granularity;
+    int tries;
+    for (tries = 0; tries < 2 && gai_job_have_others_give(job, wanted, how); tries++)
+        if (serve(job)) return 1;
+    return 0;
+}
+
+static int gai_job_serve(gai_job *job)
+{
     return gai_job_search(job, GAI_REACH_ALL) || gai_step_supply(job) || gai_step_recycle(job);
 }
 
@@ -12480,8 +12514,8 @@ static enum gai_borrowing gai_job_borrowing(gai_job *job)
     return gai_job_can_wait_for_devices(job) ? GAI_BORROW_ALL : GAI_BORROW_KEPT;
 }
 
-static int gai_step_borrow(gai_job *job) { return gai_job_borrow(job, GAI_BORROW_IDLE); }
-static int gai_step_borrow_last(gai_job *job) { return gai_job_borrow(job, gai_job_borrowing(job)); }
+static int gai_step_borrow(gai_job *job) { return gai_job_borrow(job, GAI_BORROW_IDLE, gai_job_serve); }
+static int gai_step_borrow_last(gai_job *job) { return gai_job_borrow(job, gai_job_borrowing(job), gai_job_serve); }
 
 /* A step of the ladder. `take` returns 1 when the job is done, successfully or not. */
 typedef struct gai_ladder_step {
@@ -12708,31 +12742,6 @@ static void gai_report_streams(galloc_report *report, galloc_pool *pool)
 }
 
 /* ---- the report ---- */
-
-/* Are new segments as large as PyTorch makes them, whatever the limits leave? */
-static int gai_pool_has_torch_segments(const galloc_pool *pool)
-{
-    return pool->config.like && !pool->config.backend && !pool->config.expandable_segments;
-}
-
-/* Returns the bytes that the alignment adds to a new segment. PyTorch's segments of cudaMalloc begin at multiples of
-   2 MiB. */
-static size_t gai_job_slack(const gai_job *job)
-{
-    const galloc_config *config = &job->pool->config;
-    size_t alignment = job->params.alignment;
-    if (!config->backend && config->expandable_segments) return 0;
-    if (gai_pool_has_torch_segments(job->pool)) return alignment > GAI_FIXED_SMALL ? alignment : 0;
-    return alignment - GAI_UNIT;
-}
-
-/* Returns the bytes of the smallest segment that may be made for the request. */
-static size_t gai_job_segment(const gai_job *job)
-{
-    size_t space = job->params.bytes + gai_job_slack(job);
-    if (gai_pool_has_torch_segments(job->pool)) return gai_fixed_bytes(job->pool, space);
-    return job->pool->config.backend ? space : gai_up(space, GAI_FIXED_SMALL);
-}
 
 /* Writes into `text` why the request was refused. */
 static void gai_job_cause(const gai_job *job, char *text, size_t size)
@@ -16934,15 +16943,16 @@ static int gai_step_torch_empty(gai_job *job)
 }
 
 /* PyTorch's allocator knows no other pools, so these two steps come after PyTorch's own. */
-static int gai_step_torch_borrow(gai_job *job)
+static int gai_job_torch_serve(gai_job *job)
 {
-    return gai_job_have_others_give(job, gai_job_segment(job), GAI_BORROW_IDLE) && gai_step_torch_grow(job);
+    return gai_job_search(job, GAI_REACH_ALL) || gai_step_torch_grow(job);
 }
+
+static int gai_step_torch_borrow(gai_job *job) { return gai_job_borrow(job, GAI_BORROW_IDLE, gai_job_torch_serve); }
 
 static int gai_step_torch_borrow_last(gai_job *job)
 {
-    if (!gai_job_have_others_give(job, gai_job_segment(job), gai_job_borrowing(job))) return 0;
-    return gai_job_search(job, GAI_REACH_ALL) || gai_step_torch_grow(job);
+    return gai_job_borrow(job, gai_job_borrowing(job), gai_job_torch_serve);
 }
 
 /* PyTorch's order. */

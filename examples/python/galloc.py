@@ -255,7 +255,7 @@ class Block:
     __reduce_ex__ = _refuse_copy
 
     def __init__(self, nbytes, stream=None, device=0, pool=None):
-        self._place = place = ctypes.c_void_p()  # of the address; C functions write to it, since an interrupt may follow
+        self._place = place = ctypes.c_void_p()  # C functions write the address to it: an interrupt may follow
         self.pool = pool or default_pool(device)
         self.size = nbytes
         self._stream = stream

@@ -546,6 +546,45 @@ TEST(a_pool_gets_what_others_do_not_use_of_a_full_device)
     finish();
 }
 
+/* Another pool holds 104 MiB of 8 MiB blocks that are free. The limit of the device, the device or both lack memory,
+   also for a segment that is larger than its request. */
+static void gets_idle_memory_of_another(const char *settings, size_t bytes, size_t alignment, size_t limit, size_t left)
+{
+    begin_small(MIB(320));
+    cudaStream_t s = stream_new();
+    galloc_pool *other = pool_new(NULL), *pool;
+    void *blocks[13], *p = NULL, *outside = NULL;
+    for (int i = 0; i < 13; i++) blocks[i] = get(other, MIB(8), s);
+    for (int i = 0; i < 13; i++) OK(galloc_free(blocks[i], s));
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, settings, NULL, 0));
+    config.device_limit = limit;
+    pool = pool_new(&config);
+    if (left != SIZE_MAX) OK(cudaMalloc(&outside, MIB(320) - (size_t)sim_physical(0) - left));
+    galloc_request request = {0};
+    request.bytes = bytes;
+    request.alignment = alignment;
+    request.pool = pool;
+    request.stream = s;
+    OK(galloc_alloc(&p, &request));
+    OK(galloc_free(p, s));
+    OK(cudaFree(outside));
+    pool_end(pool);
+    pool_end(other);
+    finish();
+}
+
+TEST(a_pool_gets_as_much_from_others_as_it_needs)
+{
+    static const char *const settings[] = {"", "expandable_segments:False", "like:pytorch", "backend:cudaMalloc"};
+    for (int i = 0; i < 4; i++) {
+        gets_idle_memory_of_another(settings[i], 30000, 0, MIB(40), SIZE_MAX); /* the limit is passed already */
+        gets_idle_memory_of_another(settings[i], MIB(32), 0, MIB(128), MIB(8));
+        gets_idle_memory_of_another(settings[i], 30000, MIB(32), MIB(104), SIZE_MAX);
+        gets_idle_memory_of_another(settings[i], 30000, MIB(32), SIZE_MAX, 0);
+    }
+}
+
 /* What another pool has freed may be done though that pool has not looked since: it serves without a wait. */
 TEST(a_pool_that_may_not_wait_gets_what_others_are_done_with)
 {
