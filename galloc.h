@@ -21131,10 +21131,13 @@ GALLOC_API cudaError_t galloc_graph_release(galloc_graph *graph, cudaStream_t st
     gai_scope scope;
     galloc_pool *pool;
     int has_stream = stream != GALLOC_NO_STREAM;
+    CUresult result = CUDA_SUCCESS;
     cudaError_t error = gai_begin();
     if (!error && !graph) error = gai_fail(cudaErrorInvalidValue, "graph is NULL");
     if (!error && has_stream) error = gai_site_of(stream, &site);
     if (!error && has_stream) error = gai_site_is_free(&site);
+    if (!error && has_stream) result = gai_site_context(&site); /* a default stream is the current context's */
+    if (result) error = gai_driver_failed(result, "looking at the stream");
     if (!error) error = gai_graph_find(graph, &pool);
     if (error) return gai_end_giving(__func__, error);
     error = has_stream ? gai_pool_enter(pool, &scope) : gai_graph_leave(pool, graph);

@@ -410,6 +410,46 @@ TEST(default_streams_of_two_contexts_are_two_streams)
     }
 }
 
+/* The first call for a default stream of another context releases a group: its launches there go on. */
+TEST(a_group_is_released_on_the_default_stream_of_the_current_context)
+{
+    for (int per_thread = 0; per_thread < 2; per_thread++) {
+        begin_devices(1, SIM_PACE_STILL);
+        CUcontext own = primary(0), other = context_new(0);
+        galloc_pool *pool = pool_of("", 0);
+        galloc_graph *group = NULL;
+        cudaStream_t zero = per_thread ? cudaStreamPerThread : cudaStreamLegacy;
+        cudaGraph_t graph = NULL;
+        cudaGraphExec_t instance = NULL;
+        enter(other);
+        cudaStream_t s = stream_new(), t = stream_new();
+        OK(galloc_graph_begin(&group, pool, s));
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        void *p = get(pool, MIB(9), s);
+        put(s, p, MIB(9), 1);
+        OK(galloc_free(p, s));
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(galloc_graph_end(group));
+        OK(cudaGraphInstantiate(&instance, graph, 0));
+        OK(cudaGraphLaunch(instance, zero));
+        OK(galloc_graph_release(group, zero));
+        void *q = get(pool, MIB(9), t);
+        put(t, q, MIB(9), 2);
+        OK(galloc_free(q, t));
+        p = get(pool, MIB(9), zero);
+        put(zero, p, MIB(9), 3);
+        OK(galloc_free(p, zero));
+        q = get(pool, MIB(9), t);
+        put(t, q, MIB(9), 4);
+        OK(galloc_free(q, t));
+        OK(cudaGraphExecDestroy(instance));
+        OK(cudaGraphDestroy(graph));
+        enter(own);
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* ---- contexts with a sticky error -------------------------------------------------------------------------------- */
 
 static const char *const failing_pools[] = {"expandable_segments:True", "expandable_segments:False", "like:pytorch",
