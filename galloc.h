@@ -1951,6 +1951,7 @@ static GAI_THREAD_LOCAL struct {
     int has_report;          /* its last allocation failed for lack of memory */
     int ran_out;             /* gai_dump is due: an allocation failed after all steps */
     uint64_t number;         /* of the thread; 0: none so far */
+    CUcontext capture_context; /* the first one that its per-thread default stream was captured in */
     uint64_t watched;        /* the generation in which gai_thread_watch was called last */
     uint64_t call_began;     /* when its present driver call began */
     void *caller;            /* the full call under way returns there: to its public function, or to the program */
@@ -2411,13 +2412,23 @@ static CUresult gai_site_context(gai_site *site)
     return result;
 }
 
-/* The key of a stream within a capture: its handle, or for the per-thread default stream the number of the thread.
-   Handles of created streams are never as small as a thread's number. */
-static unsigned long long gai_stream_key(CUstream stream)
+static unsigned long long gai_thread_number(void)
 {
-    if (stream != CU_STREAM_PER_THREAD) return (unsigned long long)(uintptr_t)stream;
     if (!gai_thread.number) gai_thread.number = gai_next(&gai_process.threads);
     return gai_thread.number;
+}
+
+/* The key of a stream within a capture: its handle, or for the per-thread default stream the number of the thread, with
+   the current context unless that is the first one in which the thread captured it. Handles of created streams are
+   never as small as a thread's number, nor have they the highest bit. */
+static unsigned long long gai_stream_key(CUstream stream)
+{
+    CUcontext context = NULL;
+    if (stream != CU_STREAM_PER_THREAD) return (unsigned long long)(uintptr_t)stream;
+    (void)gai_cu.CtxGetCurrent(&context);
+    if (!gai_thread.capture_context) gai_thread.capture_context = context;
+    if (context == gai_thread.capture_context) return gai_thread_number();
+    return 1ull << 63 | (unsigned long long)(uintptr_t)context << 16 | (gai_thread_number() & 0xfffff);
 }
 
 /* The id of the capture that the stream takes part in; 0: none. */
@@ -5395,7 +5406,7 @@ static void gai_trace_row(galloc_pool *pool, const char *action, uintptr_t addr,
     uint64_t us = (GALLOC_CLOCK() - pool->trace->began) / 1000;
     char row[GAI_TRACE_ROW];
     int n = snprintf(row, sizeof row, "%llu,%llu.%06llu,%s,0x%llx,%zu,%llu,%llu,%s\n",
-                     gai_stream_key(CU_STREAM_PER_THREAD), (unsigned long long)(us / 1000000),
+                     gai_thread_number(), (unsigned long long)(us / 1000000),
                      (unsigned long long)(us % 1000000), action, (unsigned long long)addr, bytes,
                      (unsigned long long)stream, (unsigned long long)pool->traced, words + (words[0] == ' '));
     gai_trace_add(pool->trace, row, (size_t)n);
@@ -6767,7 +6778,7 @@ static gai_stream *gai_stream_new(galloc_pool *pool, const gai_site *site)
     stream->context = site->context;
     stream->context_id = site->context_id;
     stream->stream_id = site->capture ? 0 : site->stream_id;
-    stream->thread = site->handle == CU_STREAM_PER_THREAD ? gai_stream_key(site->handle) : 0;
+    stream->thread = site->handle == CU_STREAM_PER_THREAD ? gai_thread_number() : 0;
     stream->capture_id = site->capture;
     if (stream->context == pool->context && stream->context_id != pool->context_id) gai_pool_lose_context(pool);
     gai_stream_link(pool, stream);
@@ -20431,7 +20442,7 @@ static int gai_watch_ends(void)
 static void gai_thread_watch(void)
 {
     uint64_t generation = gai_load(&gai_process.generation);
-    uintptr_t number = (uintptr_t)gai_stream_key(CU_STREAM_PER_THREAD);
+    uintptr_t number = (uintptr_t)gai_thread_number();
     if (gai_thread.watched == generation) return;
     gai_lock_on(&gai_locks.global);
     if (gai_watch_ends() && gai_thread_key_set(gai_process.end_key, (void *)number)) gai_thread.watched = generation;

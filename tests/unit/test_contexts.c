@@ -450,6 +450,85 @@ TEST(a_group_is_released_on_the_default_stream_of_the_current_context)
     }
 }
 
+/* A thread has a per-thread default stream in each context. In one capture they are two streams: what one of them read
+   is not given to the other. */
+TEST(per_thread_streams_of_two_devices_in_one_capture_are_two)
+{
+    begin_devices(2, SIM_PACE_STILL);
+    cudaStream_t own = cudaStreamPerThread, s = NULL;
+    cudaEvent_t fork = NULL, made = NULL, read = NULL;
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t instance = NULL;
+    (void)primary(1);
+    OK(cudaDeviceEnablePeerAccess(0, 0));
+    OK(cudaEventCreate(&read));
+    (void)primary(0);
+    galloc_pool *pool = pool_of("expandable_segments:False", 0);
+    OK(cudaEventCreate(&fork));
+    OK(cudaEventCreate(&made));
+    s = stream_new();
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    OK(cudaEventRecord(fork, s));
+    OK(cudaStreamWaitEvent(own, fork, 0));
+    void *p = get(pool, MIB(9), own);
+    put(own, p, MIB(9), 1);
+    OK(cudaEventRecord(made, own));
+    OK(cudaSetDevice(1));
+    OK(cudaStreamWaitEvent(own, made, 0));
+    OK(galloc_record_stream(p, own));
+    look(own, p, MIB(9), 1);
+    OK(cudaEventRecord(read, own));
+    OK(cudaSetDevice(0));
+    OK(galloc_free(p, own));
+    void *q = get(pool, MIB(9), own);
+    put(own, q, MIB(9), 2);
+    OK(galloc_free(q, own));
+    OK(cudaEventRecord(made, own));
+    OK(cudaStreamWaitEvent(s, made, 0));
+    OK(cudaStreamWaitEvent(s, read, 0));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphInstantiate(&instance, graph, 0));
+    OK(cudaGraphLaunch(instance, s));
+    OK(cudaDeviceSynchronize());
+    OK(cudaGraphExecDestroy(instance));
+    OK(cudaGraphDestroy(graph));
+    OK(cudaEventDestroy(fork));
+    OK(cudaEventDestroy(made));
+    OK(cudaEventDestroy(read));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(groups_take_captures_of_their_threads_stream_in_one_context)
+{
+    begin_devices(2, SIM_PACE_STILL);
+    cudaStream_t own = cudaStreamPerThread;
+    galloc_graph *group = NULL, *other = NULL;
+    cudaGraph_t graphs[2];
+    void *p[2];
+    (void)primary(1);
+    (void)primary(0);
+    galloc_pool *pool = pool_of("expandable_segments:False", 0);
+    OK(galloc_graph_begin(&group, pool, own));
+    for (int device = 0; device < 2; device++) {
+        OK(cudaSetDevice(device));
+        if (device) OK(galloc_graph_begin(&other, pool, own));
+        OK(cudaStreamBeginCapture(own, cudaStreamCaptureModeRelaxed));
+        p[device] = get(pool, MIB(9), own);
+        OK(sim_launch(own, NULL, 0));
+        OK(galloc_free(p[device], own));
+        OK(cudaStreamEndCapture(own, &graphs[device]));
+    }
+    EXPECT(p[0] != p[1]);
+    OK(galloc_graph_end(group));
+    OK(galloc_graph_end(other));
+    OK(cudaSetDevice(0));
+    for (int device = 0; device < 2; device++) OK(cudaGraphDestroy(graphs[device]));
+    pool_end(pool);
+    finish();
+}
+
 /* ---- contexts with a sticky error -------------------------------------------------------------------------------- */
 
 static const char *const failing_pools[] = {"expandable_segments:True", "expandable_segments:False", "like:pytorch",
