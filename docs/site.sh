@@ -60,7 +60,7 @@ list() { # title, pages
 {
     list "Begin" docs/index.md docs/when-not.md docs/migrate.md docs/faq.md docs/simulated-device.md
     list "Look up" docs/$manual.md docs/api.md docs/settings.md docs/tuning.md docs/what-if.md \
-        docs/viewer.md docs/history.md docs/figures.md bench/results/README.md CHANGELOG.md
+        docs/viewer.md docs/history.md docs/guards.md docs/nvtx.md docs/figures.md bench/results/README.md CHANGELOG.md
     # shellcheck disable=SC2046 # words
     list "Examples" $(cd "$source" && find examples -name '*.md' | sort)
     list "Inside" docs/design.md docs/experiments.md tests/README.md tests/mutants/README.md

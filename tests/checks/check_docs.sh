@@ -206,6 +206,13 @@ for page in docs/*.md; do
 done >"$work/unmapped"
 empty "pages that docs/index.md does not name" "$work/unmapped"
 
+# Each page is in a list of the site.
+tr -s ' ' '\n' <docs/site.sh >"$work/words"
+for page in docs/*.md; do
+    grep -qxF "$page" "$work/words" || echo "$page"
+done >"$work/unlisted"
+empty "pages that docs/site.sh puts into no list" "$work/unlisted"
+
 # ---- names ----------------------------------------------------------------------------------------------------------
 
 # What pages and examples call galloc::NAME is in galloc.hpp, but for CMake's galloc::galloc.
