@@ -20,14 +20,14 @@
      Link the CUDA runtime (-lcudart, or nvcc), and with a glibc older than 2.34 also -lpthread; libcuda is not needed.
 
    DOES NOT
-     - access device memory: all bookkeeping is on the host
+     - access device memory, except with the setting debug: all bookkeeping is on the host
      - change the current device, or the error that cudaGetLastError returns
      - allocate managed, pinned or peer-mapped memory
 
    OPTIONS             default   define where           effect
      GALLOC_STATIC        off    every file             All functions are static. Each file has a heap and limits of
                                                         its own: memory of one file cannot be freed in another. Each
-                                                        must define GALLOC_IMPLEMENTATION, too (else gcc warns)
+                                                        must define GALLOC_IMPLEMENTATION, too (else gcc -Wall warns)
      GALLOC_NO_PYTORCH    off    implementation         Leaves out like:pytorch. GALLOC_NO_BACKENDS leaves out other
                                                         backends, GALLOC_NO_POOLED and GALLOC_NO_HEURISTIC leave out
                                                         these strategies. Settings that need them are then refused
@@ -597,7 +597,8 @@ typedef struct galloc_stats {
                               for those beyond 8 in one call, which share one; none is folded */
     size_t leaving;        /* bytes of stale aliases: addresses that are still mapped after their page moved */
     size_t addresses;      /* bytes of address space reserved */
-    size_t quarantined;    /* bytes that the driver failed to take back; galloc_pool_trim tries again */
+    size_t quarantined;    /* bytes that the driver failed to take back, not the blocks that debug:quarantine keeps;
+                              galloc_pool_trim tries again */
     size_t graph_bytes;    /* bytes of free blocks that captured graphs own; see ON GRAPHS */
     size_t graphs;         /* captures that used the pool and whose graphs or instances still exist */
     size_t free_bytes;     /* bytes of free blocks */
@@ -712,7 +713,7 @@ typedef struct galloc_report {
     size_t in_slots;         /* the part of `usable` in slots of strategy:pooled, which serve other sizes */
     size_t stranded;         /* free bytes whose earlier work on other streams was not known to be complete */
     size_t graph_bytes;      /* free bytes that captured graphs owned */
-    size_t quarantined;      /* bytes that the driver failed to take back */
+    size_t quarantined;      /* bytes that the driver failed to take back (galloc_stats.quarantined) */
     size_t busy;             /* bytes that other calls were mapping or returning */
     size_t largest_usable;   /* size of the largest piece of `usable`, slots aside */
     size_t largest_possible; /* about the largest block that was possible by moving and creating pages */
@@ -936,7 +937,8 @@ GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_confi
               on_unmap and the pool has one of these callbacks and holds memory. After a driver's error the pool
               still exists
      Threads  no other thread should use this pool: the call waits for calls in the pool, and later calls fail
-     Device   waits for the device; calls on other pools go on meanwhile */
+     Device   waits for the device if work may still use memory of the pool, or if the pool has fixed segments; calls
+              on other pools go on meanwhile */
 GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool);
 
 /* Gives the default pool of a device: the pool of galloc_malloc. The first use creates it, with the settings of the
@@ -1149,9 +1151,10 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
 
 /* Destroys the default pools and all other state; afterwards galloc may be used again from the beginning.
      Returns  cudaErrorNotPermitted: blocks are still used, graphs own memory, or a pool of your own still exists;
-              unused memory is returned all the same
+              default pools that nothing uses have ended all the same, with their handles, limits, callbacks,
+              histories and groups; others have returned unused memory
      Threads  no other thread may be inside galloc
-     Device   waits for the device */
+     Device   as galloc_pool_destroy, for each default pool */
 GALLOC_API cudaError_t galloc_shutdown(void);
 
 /* Allocates memory that every stream may use at once, for GALLOC_OVERRIDE_CUDA, whose cudaMalloc calls it. It comes
