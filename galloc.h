@@ -10685,8 +10685,8 @@ static void gai_job_take_growth_range(gai_job *job, const gai_growth_range *rang
 static cudaError_t gai_job_say_not_there(const gai_job *job, const gai_block *block)
 {
     if (!block) return gai_fail(cudaErrorInvalidDevicePointer, "the block at %p was freed while it grew", job->grows);
-    return gai_fail(cudaErrorNotSupported, "the block at %p cannot grow in place to %zu bytes", job->grows,
-                    job->grow_to);
+    return gai_fail(cudaErrorNotSupported, "the block at %p cannot grow in place to %zu bytes: copy it to a new block, "
+                    "or reserve room for it with galloc_malloc_growable", job->grows, job->grow_to);
 }
 
 /* Tries the growth in place. [lock] */
@@ -14224,7 +14224,8 @@ static cudaError_t gai_graph_end(galloc_pool *pool, const galloc_graph *handle)
     gai_lock_off(&pool->lock);
     gai_lock_off(&pool->recording);
     if (!graph) return gai_graph_is_gone(handle);
-    return begun ? cudaSuccess : gai_fail(cudaErrorNotPermitted, "the graph has not begun");
+    if (!begun) return gai_fail(cudaErrorNotPermitted, "the group has not begun: call galloc_graph_begin first");
+    return cudaSuccess;
 }
 
 static int gai_stream_is_graphs(const gai_stream *stream, const galloc_graph *graph)
@@ -20945,7 +20946,8 @@ GALLOC_API cudaError_t galloc_config_print(const galloc_config *config, char *te
         return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "config: %s", message));
     if (gai_config_print(config, text, size)) return cudaSuccess;
     text[0] = 0;
-    return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "a buffer of %zu bytes is too small", size));
+    return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "a buffer of %zu bytes is too small: GALLOC_CONFIG_TEXT "
+                                      "bytes suffice", size));
 }
 
 static const char gai_no_array[] = "array must not be NULL unless n is 0, nor n negative";
@@ -21054,7 +21056,7 @@ GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t strea
     int reported = 0;
     cudaError_t error = cudaSuccess;
     if (!ptr) error = gai_fail(cudaErrorInvalidDevicePointer, "ptr is NULL");
-    else if (!bytes) error = gai_fail(cudaErrorInvalidValue, "0 bytes");
+    else if (!bytes) error = gai_fail(cudaErrorInvalidValue, "0 bytes: must be at least 1; galloc_free frees");
     else if (bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2))
         error = gai_fail(cudaErrorNotSupported, "no address range of %zu bytes is left", bytes);
     if (!error) error = gai_find_pool(&pool, ptr, stream, &site);
@@ -21347,7 +21349,8 @@ GALLOC_API cudaError_t galloc_report_text(const galloc_report *report, char *tex
         return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "report and text must not be NULL"));
     if (gai_report_print(report, text, size)) return cudaSuccess;
     text[0] = 0;
-    return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "a buffer of %zu bytes is too small", size));
+    return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "a buffer of %zu bytes is too small: GALLOC_REPORT_TEXT "
+                                      "bytes suffice", size));
 }
 
 #define GAI_CALL_READ(name, function)                                        \
@@ -21464,7 +21467,9 @@ GALLOC_API cudaError_t galloc_live_text(galloc_pool *pool, char *text, size_t si
     gai_print_lives(&string, live.kinds, live.n_kinds);
     gai_print_stacks(&string, &live);
     GALLOC_FREE(live.kinds);
-    if (!string.left) error = gai_fail(cudaErrorInvalidValue, "a buffer of %zu bytes is too small", size);
+    if (!string.left)
+        error = gai_fail(cudaErrorInvalidValue, "a buffer of %zu bytes is too small: GALLOC_REPORT_TEXT bytes suffice",
+                         size);
     if (error) text[0] = 0;
     return gai_end(__func__, error);
 }

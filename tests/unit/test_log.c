@@ -216,6 +216,61 @@ TEST(free_after_says_which_argument_is_wrong)
     finish();
 }
 
+TEST(resize_says_what_to_do_instead)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    cudaStream_t s = stream_new();
+    void *p = get(pool, MIB(1), s), *behind = get(pool, MIB(1), s);
+    EXPECT_EQ(galloc_resize(p, MIB(64), s), cudaErrorNotSupported);
+    EXPECT(says("67108864 bytes") && says("copy") && says("galloc_malloc_growable"));
+    EXPECT_EQ(galloc_resize(p, 0, s), cudaErrorInvalidValue);
+    EXPECT(says("0 bytes") && says("at least 1") && says("galloc_free"));
+    OK(galloc_free(p, s));
+    OK(galloc_free(behind, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(a_group_that_has_not_begun_is_told_how_to)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    cudaStream_t s = stream_new();
+    galloc_graph *group = NULL;
+    OK(galloc_graph_begin(&group, pool, s));
+    OK(galloc_graph_end(group));
+    EXPECT_EQ(galloc_graph_end(group), cudaErrorNotPermitted);
+    EXPECT(says("the group has not begun") && says("galloc_graph_begin"));
+    OK(galloc_graph_release(group, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(a_buffer_that_is_too_small_is_told_what_suffices)
+{
+    char text[10];
+    galloc_report report;
+    void *p = NULL;
+    galloc_config config = config_limit(MIB(4));
+    begin();
+    galloc_pool *pool = pool_new(&config);
+    EXPECT_EQ(galloc_config_print(&config, text, sizeof text), cudaErrorInvalidValue);
+    EXPECT(says("10 bytes") && says("GALLOC_CONFIG_TEXT"));
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(8), 0), cudaErrorMemoryAllocation);
+    OK(galloc_oom_report(&report));
+    EXPECT_EQ(galloc_report_text(&report, text, sizeof text), cudaErrorInvalidValue);
+    EXPECT(says("10 bytes") && says("GALLOC_REPORT_TEXT"));
+    p = get(pool, MIB(1), 0);
+    EXPECT_EQ(galloc_live_text(pool, text, sizeof text), cudaErrorInvalidValue);
+    EXPECT(says("10 bytes") && says("GALLOC_REPORT_TEXT"));
+    OK(galloc_free(p, 0));
+    pool_end(pool);
+    finish();
+}
+
 TEST(words_of_reuse_with_a_comma_between_are_to_be_joined)
 {
     galloc_config config = galloc_config_default();
