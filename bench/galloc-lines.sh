@@ -1,8 +1,8 @@
 #!/bin/sh
 # galloc-lines.sh SNAPSHOT.json >OUT.json - source files and lines in place of offsets in the frames of a snapshot (JSON
-# or JSON with gzip) with stacks. It asks addr2line (ADDR2LINE) about the files that the frames name, so it runs where
-# the program ran, in the same folder. A frame of which addr2line knows nothing stays as it is, and so does one with
-# control characters in its names.
+# or JSON with gzip) with stacks. It asks addr2line (ADDR2LINE) about the files that the frames name, so it runs on
+# the machine and in the folder where the program ran. A frame stays as it is if its file cannot be read, which the
+# script says once for each file, if addr2line knows nothing of it, or if its names have control characters.
 
 [ $# -eq 1 ] && [ -f "$1" ] && [ -r "$1" ] || {
     echo "usage: galloc-lines.sh SNAPSHOT.json >OUT.json; the snapshot of a pool with history_stacks" >&2
@@ -19,14 +19,17 @@ gzip -cdf <"$1" >"$work/snapshot" || exit 1
 
 # Each file and offset once. File names stay as JSON has them, but where a file is opened.
 awk 'BEGIN { RS = "{" }
-    match($0, /^"filename":"([^"\\]|\\.)+","line":[0-9]+,/) && !/^"filename":"galloc"/ {
+    match($0, /^"filename":"([^"\\]|\\.)+","line":[0-9]+,/) && !/^"filename":"(galloc|\?\?)"/ {
         frame = substr($0, 13, RLENGTH - 13)
         match(frame, /","line":[0-9]+$/)
         print substr(frame, RSTART + 9) "\t" substr(frame, 1, RSTART - 1)
     }' "$work/snapshot" | sort -u | sort -k 2 >"$work/frames"
 cut -f 2 "$work/frames" | uniq | while IFS= read -r file; do
     path=$(printf '%s\n' "$file" | sed 's/\\\(["\\]\)/\1/g')
-    [ -r "$path" ] || continue
+    [ -r "$path" ] || {
+        printf 'galloc-lines.sh: %s cannot be read here: its frames stay as they are\n' "$path" >&2
+        continue
+    }
     FILE=$file awk -F '\t' '$2 == ENVIRON["FILE"] { print $1 }' "$work/frames" >"$work/offsets"
     xargs printf '0x%x\n' <"$work/offsets" | "$addr2line" -f -C -e "$path" 2>/dev/null | paste - - >"$work/found"
     FILE=$file awk '{ print ENVIRON["FILE"] "\t" $0 }' "$work/offsets" | paste - "$work/found"

@@ -97,6 +97,15 @@ quoted=$(printf '%s\n' "$odd" | sed 's/["\\]/\\&/g')
 ADDR2LINE=$PWD/$work/addr2line bench/galloc-lines.sh "$work/odd.json" >"$work/odd.lines"
 holds "galloc-lines.sh quotes names" cmp "$work/odd.lines" "$work/odd.expected"
 
+# Files that are not here, as in another folder than the program's, are named once each; the frames stay as they are.
+frame ./gone 16 a ./gone 32 b '/no \"lib\".so' 48 c '??' 64 d "$quoted" 32 kept >"$work/gone.json"
+printf 'galloc-lines.sh: %s cannot be read here: its frames stay as they are\n' ./gone '/no "lib".so' |
+    sort >"$work/gone.expected"
+ADDR2LINE=$PWD/$work/addr2line bench/galloc-lines.sh "$work/gone.json" 2>"$work/gone.said" >"$work/gone.lines"
+holds "galloc-lines.sh goes on without files" cmp "$work/gone.lines" "$work/gone.json"
+holds "galloc-lines.sh names files that are not here" sh -c 'sort "$1" | diff - "$2"' sh "$work/gone.said" \
+    "$work/gone.expected"
+
 bench/galloc-lines.sh "$work/nothing" >"$work/out" 2>&1
 [ $? -eq 2 ] && passed=$((passed + 1)) || { failed=$((failed + 1)) && echo "FAILED galloc-lines.sh takes no file"; }
 
