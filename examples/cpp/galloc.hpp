@@ -66,10 +66,26 @@ namespace galloc {
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
+namespace detail {
+
+/* What to say of the call that has just failed with `code`: galloc's message, or CUDA's text. A call of the runtime
+   that fails leaves its code as the runtime's last error, and galloc's calls leave that error as it was. If it was the
+   same before, either call may have failed: then both are said. */
+inline std::string text_of(cudaError_t code)
+{
+    const std::string message = galloc_last_message(), text = cudaGetErrorString(code);
+    if (message.empty()) return text;
+    if (cudaPeekAtLastError() != code) return message;
+    return text + "; the last error of galloc: " + message;
+}
+
+} // namespace detail
+
 /* A call of galloc or CUDA that failed for another reason than memory. */
 class error : public std::runtime_error {
 public:
-    explicit error(cudaError_t code, const char *message = galloc_last_message())
+    explicit error(cudaError_t code) : std::runtime_error(detail::text_of(code)), code_(code) {}
+    error(cudaError_t code, const char *message)
         : std::runtime_error(*message ? message : cudaGetErrorString(code)), code_(code)
     {
     }
@@ -83,12 +99,14 @@ private:
 #if defined(GALLOC_HPP_RMM)
 class out_of_memory : public rmm::out_of_memory {
 public:
-    explicit out_of_memory(const char *message = galloc_last_message()) : rmm::out_of_memory(message) {}
+    out_of_memory() : out_of_memory(detail::text_of(cudaErrorMemoryAllocation).c_str()) {}
+    explicit out_of_memory(const char *message) : rmm::out_of_memory(message) {}
 };
 #else
 class out_of_memory : public std::bad_alloc {
 public:
-    explicit out_of_memory(const char *message = galloc_last_message())
+    out_of_memory() : out_of_memory(detail::text_of(cudaErrorMemoryAllocation).c_str()) {}
+    explicit out_of_memory(const char *message)
         : text_(std::make_shared<std::string>(std::string("out_of_memory: ") + message))
     {
     }
@@ -99,7 +117,8 @@ private:
 };
 #endif
 
-/* Throws unless the call succeeded. */
+/* Throws unless the call of galloc, or of the CUDA runtime, succeeded. After a kernel launch pass it
+   cudaPeekAtLastError(): cudaGetLastError() clears the error, by which the runtime's failures are known. */
 inline void check(cudaError_t code)
 {
     if (code == cudaErrorMemoryAllocation) throw out_of_memory();

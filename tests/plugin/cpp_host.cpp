@@ -188,6 +188,58 @@ TEST(settings_that_are_wrong_throw_with_the_remedy)
     finish();
 }
 
+static std::string text_of_check(cudaError_t code)
+{
+    try {
+        galloc::check(code);
+    } catch (const std::exception &e) {
+        return e.what();
+    }
+    return "nothing was thrown";
+}
+
+static bool begins(const std::string &text, const std::string &with) { return text.find(with) == 0; }
+
+/* Earlier errors of galloc do not give their text to a call of CUDA, nor does CUDA's last error to galloc. */
+TEST(check_has_the_text_of_the_call_that_failed)
+{
+    const std::string out = "out_of_memory: ";
+    begin();
+    {
+        galloc::pool pool("memory_limit:64M");
+        void *p = nullptr;
+        std::string text;
+        std::thread([&] { text = text_of_check(cudaSetDevice(99)); }).join(); /* a thread without an error of galloc */
+        EXPECT(text == cudaGetErrorString(cudaErrorInvalidDevice));
+        EXPECT(galloc_pool_stats(pool.get(), nullptr) != cudaSuccess);
+        EXPECT(begins(text_of_check(cudaSetDevice(99)), cudaGetErrorString(cudaErrorInvalidDevice)));
+        text = text_of_check(galloc_pool_stats(pool.get(), nullptr));
+        EXPECT(text == galloc_last_message());
+        text = text_of_check(cudaMalloc(&p, SIZE_MAX / 2));
+        EXPECT(begins(text, out + cudaGetErrorString(cudaErrorMemoryAllocation)));
+        EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);
+        text = text_of_check(galloc_pool_malloc(pool.get(), &p, MiB(128), nullptr));
+        EXPECT(text == out + galloc_last_message());
+    }
+    finish();
+}
+
+/* CUDA's last error has the code of galloc's failure, and either call may have failed: the text has both. */
+TEST(check_has_both_texts_where_either_call_may_have_failed)
+{
+    begin();
+    {
+        galloc::pool pool("memory_limit:64M");
+        void *p = nullptr;
+        EXPECT_EQ(cudaMalloc(&p, SIZE_MAX / 2), cudaErrorMemoryAllocation);
+        std::string text = text_of_check(galloc_pool_malloc(pool.get(), &p, MiB(128), nullptr));
+        EXPECT(begins(text, std::string("out_of_memory: ") + cudaGetErrorString(cudaErrorMemoryAllocation)));
+        EXPECT(text.find(galloc_last_message()) != std::string::npos);
+        EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);
+    }
+    finish();
+}
+
 TEST(cub_s_allocator_remembers_the_stream)
 {
     begin(2);
