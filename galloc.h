@@ -11917,6 +11917,7 @@ static void gai_job_note_followed(gai_job *job, const gai_walk *walk)
 static int gai_step_follow(gai_job *job)
 {
     gai_walk *walk;
+    gai_scope scope;
     size_t at = 0;
     int useful;
     if (!gai_job_is_captured(job)) return gai_job_leave_out(job, "the stream is not captured");
@@ -11925,11 +11926,14 @@ static int gai_step_follow(gai_job *job)
     gai_lock_off(&job->pool->lock);
     walk = useful ? (gai_walk *)GALLOC_MALLOC(sizeof *walk) : NULL;
     if (!walk) return 0;
-    gai_walk_begin(walk, job->site.handle, job->params.stream->capture_id);
-    while (at < walk->n) gai_walk_on(walk, at++);
-    gai_lock_on(&job->pool->lock);
-    gai_job_note_followed(job, walk);
-    gai_lock_off(&job->pool->lock);
+    if (!gai_scope_push(&scope, job->params.stream->context)) { /* a per-thread stream is the current context's */
+        gai_walk_begin(walk, job->site.handle, job->params.stream->capture_id);
+        while (at < walk->n) gai_walk_on(walk, at++);
+        gai_scope_leave(&scope);
+        gai_lock_on(&job->pool->lock);
+        gai_job_note_followed(job, walk);
+        gai_lock_off(&job->pool->lock);
+    }
     GALLOC_FREE(walk);
     return gai_job_search(job, GAI_REACH_ALL);
 }

@@ -500,6 +500,53 @@ TEST(per_thread_streams_of_two_devices_in_one_capture_are_two)
     finish();
 }
 
+/* At its limit a pool looks in the graph for what the stream follows: the one that the program named, not the default
+   stream of the pool's context, which the pool has made current. */
+TEST(a_per_thread_stream_of_another_device_follows_what_it_waited_for)
+{
+    for (int follows = 0; follows < 2; follows++) {
+        begin_devices(2, SIM_PACE_STILL);
+        cudaStream_t own = cudaStreamPerThread, s = NULL, first = NULL;
+        cudaEvent_t fork = NULL, freed = NULL, end = NULL;
+        cudaGraph_t graph = NULL;
+        void *q = NULL;
+        (void)primary(1);
+        OK(cudaDeviceEnablePeerAccess(0, 0));
+        OK(cudaEventCreate(&end));
+        (void)primary(0);
+        galloc_pool *pool = pool_of("expandable_segments:False,memory_limit:10M", 0);
+        OK(cudaEventCreate(&fork));
+        OK(cudaEventCreate(&freed));
+        s = stream_new();
+        first = follows ? stream_new() : own; /* the default stream of the pool's own device */
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        OK(cudaEventRecord(fork, s));
+        OK(cudaStreamWaitEvent(first, fork, 0));
+        void *p = get(pool, MIB(9), first);
+        put(first, p, MIB(9), 1);
+        OK(galloc_free(p, first));
+        OK(cudaEventRecord(freed, first));
+        OK(cudaStreamWaitEvent(s, freed, 0));
+        OK(cudaSetDevice(1));
+        OK(cudaStreamWaitEvent(own, follows ? freed : fork, 0));
+        EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(9), own), follows ? cudaSuccess : cudaErrorMemoryAllocation);
+        if (q) OK(galloc_free(q, own));
+        OK(sim_launch(own, NULL, 0));
+        OK(cudaEventRecord(end, own));
+        OK(cudaStreamWaitEvent(s, end, 0));
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphDestroy(graph));
+        OK(cudaSetDevice(0));
+        OK(cudaEventDestroy(fork));
+        OK(cudaEventDestroy(freed));
+        OK(cudaEventDestroy(end));
+        pool_end(pool);
+        stream_end(s);
+        if (follows) stream_end(first);
+        finish();
+    }
+}
+
 TEST(groups_take_captures_of_their_threads_stream_in_one_context)
 {
     begin_devices(2, SIM_PACE_STILL);
