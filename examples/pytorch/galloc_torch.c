@@ -403,7 +403,8 @@ typedef struct capture {
     struct capture *next;
     group *group;
     unsigned long long key; /* 2.0 to 2.2 name it at the end, in place of the pool */
-    cudaStream_t stream;    /* NULL: not known before the first allocation */
+    unsigned long long id;  /* of the capture; 0: not known before the first allocation */
+    cudaStream_t stream;    /* NULL: likewise */
 } capture;
 
 static group *groups;
@@ -453,14 +454,15 @@ static int capture_is_over(const capture *c, const group *begins, cudaStream_t s
 {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusActive;
     cudaError_t error = cudaPeekAtLastError();
-    if (!c->stream) return c->group == begins;
-    if (c->stream == stream) return 1;
-    if (c->group->joined != c) return 0; /* it may be about to begin */
+    if (c->stream && c->stream == stream) return 1;
+    if (c->group != begins) return 0;
+    if (!c->stream) return 1;
+    if (begins->joined != c) return 0; /* it may be about to begin */
     return quiet(error, cudaStreamIsCapturing(c->stream, &status)) == cudaSuccess &&
         status == cudaStreamCaptureStatusNone;
 }
 
-/* Otherwise later captures of a stream, into other pools, would share the memory of one that failed. [lock] */
+/* [lock] */
 static void end_failed_captures(int device, const group *begins, cudaStream_t stream)
 {
     capture *c, *next;
@@ -483,15 +485,17 @@ static group *group_get(int device, pool_id id)
     return g;
 }
 
-/* A capture of the device belongs to this pool from now on: the one of `stream`, or the next one if that is NULL.
-   Without host memory each graph has memory of its own. */
+/* A capture of the device belongs to this pool from now on: the one of `stream`, or the next one if that is NULL. A
+   stream that is captured already is no new capture (torch.cuda.use_mem_pool). Without host memory each graph has memory
+   of its own. */
 static void group_begin(int device, pool_id id, unsigned long long key, cudaStream_t stream)
 {
     group *g;
-    capture *c = calloc(1, sizeof *c);
+    unsigned long long other;
+    capture *c = stream && is_captured(stream, &other) ? NULL : calloc(1, sizeof *c);
     (void)pthread_mutex_lock(&lock);
     g = group_get(device, id);
-    end_failed_captures(device, g, stream);
+    if (c) end_failed_captures(device, g, stream);
     if (g) g->uses++;
     if (g && c) {
         c->group = g;
@@ -506,7 +510,8 @@ static void group_begin(int device, pool_id id, unsigned long long key, cudaStre
     free(c);
 }
 
-/* Ends the capture of `stream` into a pool, or if there is none, the last one into it. */
+/* Ends the capture of `stream` into a pool, or the last one into it whose stream is not known. stream: NULL: PyTorch's
+   current stream is not known, so it is the last one. */
 static void group_end_named(int device, pool_id id, cudaStream_t stream)
 {
     capture *c, *ended = NULL;
@@ -514,7 +519,9 @@ static void group_end_named(int device, pool_id id, cudaStream_t stream)
     (void)pthread_mutex_lock(&lock);
     g = group_find(device, id);
     for (c = captures; g && c; c = c->next) {
-        if (c->group == g && (!ended || (stream && c->stream == stream))) ended = c;
+        if (c->group != g) continue;
+        if (stream && c->stream == stream) ended = c;
+        else if (!ended && !(stream && c->stream)) ended = c;
     }
     capture_end(ended);
     (void)pthread_mutex_unlock(&lock);
@@ -552,46 +559,53 @@ static void group_release(int device, pool_id id)
 }
 
 /* The begin that a stream's capture belongs to. Of begins without a known stream it is the last one, if all of them
-   name one pool. [lock] */
+   name one pool. The stream of an older begin is not asked: the program may have destroyed it after a failure. [lock] */
 static capture *capture_of(int device, cudaStream_t stream, unsigned long long id)
 {
-    capture *c, *last = NULL;
+    capture *c, *unknown = NULL;
     unsigned long long other = 0;
-    int is_one_pool = 1;
+    int is_one_pool = 1, is_last = 1;
     for (c = captures; c; c = c->next) {
-        if (c->group->device != device) continue;
-        if (c->stream) {
-            if (c->stream == stream || (is_captured(c->stream, &other) && other == id)) return c;
-        } else if (!last) {
-            last = c;
-        } else if (last->group != c->group) {
-            is_one_pool = 0;
+        if (c->group->device == device && c->id == id) return c;
+    }
+    for (c = captures; c; c = c->next) {
+        if (c->group->device != device || c->id) continue;
+        if (!c->stream) {
+            if (!unknown) unknown = c;
+            is_one_pool = is_one_pool && unknown->group == c->group;
+        } else {
+            if (c->stream == stream || (is_last && is_captured(c->stream, &other) && other == id)) return c;
+            is_last = 0;
         }
     }
-    return is_one_pool ? last : NULL;
+    return is_one_pool ? unknown : NULL;
 }
 
-/* Whether an allocation on the device can be the first one of a capture. [lock] */
-static int some_have_not_joined(int device)
+/* The begin that an allocation's capture belongs to, or NULL. Ends one that the stream had before: otherwise later
+   captures, into other pools or of the program itself, would share the memory of one that failed. [lock] */
+static capture *capture_now(int device, cudaStream_t stream)
 {
-    const capture *c = captures;
-    while (c && (c->group->device != device || c->group->joined == c)) c = c->next;
-    return c != NULL;
+    unsigned long long id = 0;
+    capture *c, *next;
+    if (is_default(stream) || !is_captured(stream, &id)) return NULL; /* default streams cannot be captured */
+    for (c = captures; c; c = next) {
+        next = c->next;
+        if (c->group->device == device && c->stream == stream && c->id && c->id != id) capture_end(c);
+    }
+    c = capture_of(device, stream, id);
+    if (c) c->id = id;
+    return c;
 }
 
 /* Before an allocation: puts the capture of its stream into the pool that has begun on this device, if there is one. */
 static void group_join(int device, galloc_pool *pool, cudaStream_t stream)
 {
-    unsigned long long id = 0;
     capture *c;
-    if (is_default(stream)) return; /* cannot be captured */
     (void)pthread_mutex_lock(&lock);
-    if (some_have_not_joined(device) && is_captured(stream, &id)) {
-        c = capture_of(device, stream, id);
-        if (c && !c->group->joined && galloc_graph_begin(&c->group->graph, pool, stream) == cudaSuccess) {
-            c->group->joined = c;
-            if (!c->stream) c->stream = stream;
-        }
+    c = capture_now(device, stream);
+    if (c && !c->group->joined && galloc_graph_begin(&c->group->graph, pool, stream) == cudaSuccess) {
+        c->group->joined = c;
+        if (!c->stream) c->stream = stream;
     }
     (void)pthread_mutex_unlock(&lock);
 }
@@ -792,12 +806,10 @@ HOOK void galloc_hook_release_pool(int device, pool_id id) { group_release(devic
 HOOK pool_id galloc_hook_pool_of_stream(int device, cudaStream_t stream)
 {
     pool_id none = { 0, 0 };
-    unsigned long long id = 0;
     const capture *c;
-    if (is_default(stream) || !__atomic_load_n(&open_captures, __ATOMIC_RELAXED)) return none;
-    if (!is_captured(stream, &id)) return none;
+    if (!__atomic_load_n(&open_captures, __ATOMIC_RELAXED)) return none;
     (void)pthread_mutex_lock(&lock);
-    c = capture_of(device, stream, id);
+    c = capture_now(device, stream);
     if (c) none = c->group->id;
     (void)pthread_mutex_unlock(&lock);
     return none;

@@ -168,7 +168,7 @@ template <class Call> void go_on(Call call)
     try {
         call();
     } catch (...) {
-        (void)fputs("galloc_torch: a tracker, a stack's function or the profiler has thrown an exception\n", stderr);
+        (void)fputs("galloc_torch: a tracker, an observer, a stack's function or the profiler has thrown an exception\n", stderr);
     }
 }
 
@@ -266,7 +266,7 @@ void out_of_memory(size_t bytes, int device, cudaStream_t stream)
     }
     go_on([&] { rethrow(failure); });
     go_on([&] { tell_profiler(nullptr, int64_t(bytes), device); });
-    for (auto &observer : observers) observer(device, bytes, held, free);
+    for (auto &observer : observers) go_on([&] { observer(device, bytes, held, free); });
 }
 
 /* Takes note of a new block. */

@@ -449,6 +449,74 @@ TEST(a_capture_that_failed_changes_nothing_for_later_ones)
     for (int i = 0; i < 8; i++) captures_after_a_failed_one(i & 1, {0, i & 2 ? 21 : 20}, i & 4 ? 0 : 1000);
 }
 
+/* A capture that the program itself makes, of 4 MiB that are used and freed. */
+static void *capture_alone(cudaStream_t stream, cudaGraph_t *graph)
+{
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+    void *p = get(MiB(4), stream);
+    give(p);
+    OK(cudaStreamEndCapture(stream, graph));
+    return p;
+}
+
+TEST(the_programs_own_captures_share_nothing_after_one_that_failed)
+{
+    for (size_t bytes : {size_t(1000), size_t(0)}) {
+        cudaStream_t stream = new_stream();
+        cudaGraph_t graphs[2];
+        fail_a_capture({0, 40}, stream, bytes);
+        EXPECT(capture_alone(stream, &graphs[0]) != capture_alone(stream, &graphs[1]));
+        for (cudaGraph_t graph : graphs) OK(cudaGraphDestroy(graph));
+        current->releasePool(0, {0, 40});
+        OK(cudaStreamDestroy(stream));
+    }
+}
+
+/* torch.cuda.use_mem_pool inside a capture: the capture goes on in its own pool. */
+TEST(a_begin_inside_a_capture_changes_no_pool)
+{
+    const MempoolId_t inner = {0, 43};
+    cudaStream_t stream = new_stream();
+    cudaGraph_t graphs[2];
+    void *blocks[2];
+    for (int i = 0; i < 2; i++) {
+        const MempoolId_t id = {0, 41 + i};
+        begin_pool(id, stream);
+        OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+        begin_pool(inner, stream);
+        give(get(1000, stream));
+        end_pool(inner, stream);
+        blocks[i] = get(MiB(32), stream);
+        EXPECT(current->checkPoolLiveAllocations(0, id, {blocks[i]}));
+        give(blocks[i]);
+        OK(cudaStreamEndCapture(stream, &graphs[i]));
+        end_pool(id, stream);
+    }
+    EXPECT(blocks[0] != blocks[1]);
+    for (cudaGraph_t graph : graphs) OK(cudaGraphDestroy(graph));
+    for (int i = 0; i < 2; i++) current->releasePool(0, inner);
+    for (int i = 0; i < 2; i++) current->releasePool(0, {0, 41 + i});
+    OK(cudaStreamDestroy(stream));
+}
+
+/* Another thread begins a capture into the same pool between the end of a capture and that of its pool. */
+TEST(the_end_of_a_pool_is_that_of_its_stream)
+{
+    const MempoolId_t id = {0, 45};
+    cudaStream_t stream = new_stream(), other = new_stream();
+    cudaGraph_t graphs[2];
+    begin_pool(id, stream);
+    void *p = capture_alone(stream, &graphs[0]);
+    begin_pool(id, other);
+    end_pool(id, stream);
+    EXPECT(capture_alone(other, &graphs[1]) == p);
+    end_pool(id, other);
+    for (cudaGraph_t graph : graphs) OK(cudaGraphDestroy(graph));
+    for (int i = 0; i < 2; i++) current->releasePool(0, id);
+    OK(cudaStreamDestroy(stream));
+    OK(cudaStreamDestroy(other));
+}
+
 /* Each capture is known by its stream, so that several can be under way. */
 TEST(captures_under_way_at_once_belong_to_their_own_pools)
 {
