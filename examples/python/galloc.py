@@ -188,6 +188,8 @@ class Pool:
         pool, self._pool = self._pool, ctypes.c_void_p()
         if pool:
             error = _load().galloc_python_pool_destroy(pool)
+            if error and _sweep():
+                error = _load().galloc_python_pool_destroy(pool)
             if error:
                 self._pool = pool
             _check("galloc_python_pool_destroy", error)
@@ -195,10 +197,11 @@ class Pool:
 
 # A reference cycle (that of an exception's traceback, say) may hold a stream's object and blocks on it. The garbage
 # collector then calls their finalisers in any order, and the stream may be gone when its blocks are freed: a crash in
-# the driver. But first, in Python 3.9 to 3.14, it calls the callbacks of weak references that are not garbage. So each
-# stream object has one here, whose callback frees the blocks that are left. Callbacks of one object are called from the
-# newest to the oldest: this one comes before that of a weakref.finalize which an object made to destroy its stream.
-# The program may have closed the stream before, and a dead object does not tell. So the device is waited for.
+# the driver. But first, in Python 3.9 to 3.14, it clears weak references and calls the callbacks of those that are
+# not garbage. So each stream object has one here, whose callback frees the blocks that are left. Callbacks of one
+# object are called from the newest to the oldest: this one comes before that of a weakref.finalize which an object
+# made to destroy its stream. The program may have closed the stream before, and a dead object does not tell. So the
+# device is waited for. A block that finds the reference dead, after an interrupt in the callback, does the same.
 # Without a cycle the blocks keep the object, so none is left in the callback, which then makes no CUDA call.
 _streams = {}  # id of the object (equal ones may differ): the reference, and its blocks, as in _kept without the stream
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_streams))  # also when the interpreter ends it is not garbage
@@ -208,30 +211,40 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_streams))  # also when the interpre
 # here, and goes after its last block.
 _kept = {}
 
-_OWN = object()  # the stream of the block
+
+def _free_all(blocks, drop):
+    while blocks:
+        place, device = blocks.popitem()[1][:2]
+        drop(place, 0, device, True)
 
 
 def _blocks_on(stream):
-    """The list of a stream's blocks."""
+    """The weak reference to a stream, or None, and the list of its blocks."""
     if stream is None or type(stream) is int:
-        return _kept
-    key = id(stream)
+        return None, _kept
+    key, drop = id(stream), _load().galloc_python_drop_at
     found = _streams.get(key)
     if found is not None:
-        return found[1]
+        if found[0]() is stream:
+            return found
+        _free_all(found[1], drop)  # an interrupt ended the callback of an object that had this id
     blocks = {}
 
-    def gone(reference, streams=_streams, drop=_load().galloc_python_drop_at):
-        del streams[key]
-        while blocks:
-            place, device = blocks.popitem()[1][:2]
-            drop(place, 0, device, True)
+    def gone(reference, streams=_streams, free_all=_free_all):
+        free_all(blocks, drop)
+        if streams.get(key, (None,))[0] is reference:  # last: _sweep finds what an interrupt leaves
+            del streams[key]
 
     try:
-        reference = weakref.ref(stream, gone)
+        made = weakref.ref(stream, gone), blocks
     except TypeError:
-        return _kept
-    return _streams.setdefault(key, (reference, blocks))[1]  # another thread may have been first
+        return None, _kept
+    if found is not None:
+        _streams.pop(key, None)
+    return _streams.setdefault(key, made)  # another thread may have been first
+
+
+_OWN = object()  # the stream of the block
 
 
 def _sweep():
@@ -250,7 +263,7 @@ class Block:
     """Memory that is freed with the object, on the stream that it was allocated for. The object keeps the stream. If
     the garbage collector finds both in a cycle, the memory is freed first: finalisers in the cycle must not use it."""
 
-    __slots__ = ("size", "pool", "_place", "_stream", "_number", "_blocks", "_drop", "__weakref__")
+    __slots__ = ("size", "pool", "_place", "_stream", "_reference", "_number", "_blocks", "_drop", "__weakref__")
 
     __reduce_ex__ = _refuse_copy
 
@@ -261,7 +274,7 @@ class Block:
         self._stream = stream
         self._drop = _load().galloc_python_drop_at  # globals may be gone when the interpreter ends
         self._number = handle(stream)
-        self._blocks = blocks = _blocks_on(stream)
+        self._reference, self._blocks = _, blocks = _blocks_on(stream)
         blocks[id(place)] = place, self.pool.device, weakref.ref(self), stream if blocks is _kept else None
         self.pool._malloc(place, nbytes, self._number)
 
@@ -299,7 +312,8 @@ class Block:
         if place:
             number, wait = 0, True
             try:
-                number, wait = self._handle(), False
+                if self._reference is None or self._reference() is not None:
+                    number, wait = self._handle(), False
             except Exception:  # the stream was closed, and its work may go on
                 pass
             finally:  # also after an interrupt

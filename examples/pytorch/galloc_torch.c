@@ -486,8 +486,8 @@ static group *group_get(int device, pool_id id)
 }
 
 /* A capture of the device belongs to this pool from now on: the one of `stream`, or the next one if that is NULL. A
-   stream that is captured already is no new capture (torch.cuda.use_mem_pool). Without host memory each graph has memory
-   of its own. */
+   stream that is captured already is no new capture (torch.cuda.use_mem_pool). Without host memory each graph has
+   memory of its own. */
 static void group_begin(int device, pool_id id, unsigned long long key, cudaStream_t stream)
 {
     group *g;
@@ -559,7 +559,8 @@ static void group_release(int device, pool_id id)
 }
 
 /* The begin that a stream's capture belongs to. Of begins without a known stream it is the last one, if all of them
-   name one pool. The stream of an older begin is not asked: the program may have destroyed it after a failure. [lock] */
+   name one pool. The stream of an older begin is not asked: the program may have destroyed it after a failure.
+   [lock] */
 static capture *capture_of(int device, cudaStream_t stream, unsigned long long id)
 {
     capture *c, *unknown = NULL;

@@ -168,7 +168,8 @@ template <class Call> void go_on(Call call)
     try {
         call();
     } catch (...) {
-        (void)fputs("galloc_torch: a tracker, an observer, a stack's function or the profiler has thrown an exception\n", stderr);
+        (void)fputs("galloc_torch: a tracker, an observer, a stack's function or the profiler has thrown an exception\n",
+                    stderr);
     }
 }
 

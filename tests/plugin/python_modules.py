@@ -343,11 +343,13 @@ def a_closed_stream_that_is_garbage_with_its_blocks_is_not_used():
         with frees() as seen:
             stream = Closed(without)
             stream.block = galloc.Block(MIB, stream)
-            number = stream.number
+            for _ in range(200):
+                memset(stream.block.ptr, stream.number)
             stream.close()
+            assert sim.sim_pending()
             del stream
             gc.collect()
-            assert len(seen) == 1 and seen[0][1:] == (0, 0) and number
+            assert len(seen) == 1 and seen[0][1:] == (0, 0) and not sim.sim_pending()
     gc.enable()
 
 
@@ -432,6 +434,53 @@ def memory_of_finalisers_that_an_interrupt_ended_comes_back():
     pool.block(6 * MIB).free()
     pool.close()
     assert not galloc._kept
+
+
+@test
+def a_pool_closes_after_an_interrupted_finaliser():
+    pool = galloc.Pool()
+    block = pool.block(MIB)
+    finaliser, galloc.Block.__del__ = galloc.Block.__del__, lambda self: None
+    del block
+    galloc.Block.__del__ = finaliser
+    pool.close()
+
+
+@test
+def a_callback_that_an_interrupt_ended_leaves_no_block_on_a_stream_that_is_gone():
+    gc.collect()
+    gc.disable()
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    real, before = sim.galloc_python_drop_at, galloc.default_pool().memory()["live"]
+    for _ in range(20):
+        calls = []
+
+        def drop(*arguments, calls=calls):
+            real(*arguments)
+            calls.append(arguments[1])
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+
+        sim.galloc_python_drop_at = drop
+        stream = Stream()
+        stream.blocks = [galloc.Block(MIB, stream) for _ in range(3)]
+        del stream
+        gc.collect()
+        assert calls == [0] * 3
+    sim.galloc_python_drop_at, sys.unraisablehook = real, hook
+    gc.enable()
+    assert galloc.default_pool().memory()["live"] == before
+
+
+@test
+def an_object_at_the_address_of_a_dead_stream_has_a_list_of_its_own():
+    stream = Stream()
+    block = galloc.Block(MIB, stream)
+    reference, blocks = galloc._streams[id(stream)]
+    galloc._streams[id(stream)] = weakref.ref(Stream()), {1: (ctypes.c_void_p(), 0, None, None)}  # dead
+    other = galloc.Block(MIB, stream)
+    assert galloc._streams[id(stream)][0]() is stream and len(galloc._streams[id(stream)][1]) == 1
+    del block, other
 
 
 @test
