@@ -4359,11 +4359,11 @@ static const gai_capture *gai_block_capture(const gai_block *block)
     return mark ? mark->stream->capture : NULL;
 }
 
-/* The id of such a capture; 0: there is none. */
+/* The id of the capture whose graph owns a block; 0: there is none. */
 static unsigned long long gai_block_capture_id(const gai_block *block)
 {
     const gai_capture *capture = gai_block_capture(block);
-    return capture ? capture->id : 0;
+    return capture ? capture->id : block->segment->of_graph;
 }
 
 /* Does `b` merge with `a` while captures exist? Memory that graphs own merges only with memory of the same captures or

@@ -168,7 +168,7 @@ template <class Call> void go_on(Call call)
     try {
         call();
     } catch (...) {
-        (void)fputs("galloc_torch: a tracker, an observer, a stack's function or the profiler has thrown an exception\n",
+        (void)fputs("galloc_torch: a tracker, an observer, a stack's function or the profiler threw an exception\n",
                     stderr);
     }
 }
