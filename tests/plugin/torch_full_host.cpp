@@ -499,6 +499,50 @@ TEST(a_begin_inside_a_capture_changes_no_pool)
     OK(cudaStreamDestroy(stream));
 }
 
+/* The first tensor of a capture is on a stream that it forked to. */
+TEST(a_forked_stream_belongs_to_the_pool_of_its_capture)
+{
+    const MempoolId_t id = {0, 44};
+    cudaStream_t stream = new_stream(), forked = new_stream();
+    cudaEvent_t event;
+    cudaGraph_t graph;
+    OK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    begin_pool(id, stream);
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+    OK(cudaEventRecord(event, stream));
+    OK(cudaStreamWaitEvent(forked, event, 0));
+    void *p = get(1000, forked), *q = get(1000, stream);
+    EXPECT(current->checkPoolLiveAllocations(0, id, {p, q}));
+    give(p);
+    give(q);
+    OK(cudaEventRecord(event, forked));
+    OK(cudaStreamWaitEvent(stream, event, 0));
+    OK(cudaStreamEndCapture(stream, &graph));
+    end_pool(id, stream);
+    OK(cudaGraphDestroy(graph));
+    current->releasePool(0, id);
+    OK(cudaEventDestroy(event));
+    OK(cudaStreamDestroy(stream));
+    OK(cudaStreamDestroy(forked));
+}
+
+/* The release of a pool ends its captures: a later one on the stream is in no pool. */
+TEST(a_released_pool_has_no_open_capture)
+{
+    const MempoolId_t id = {0, 46};
+    cudaStream_t stream = new_stream();
+    cudaGraph_t graph;
+    fail_a_capture(id, stream, 0);
+    current->releasePool(0, id);
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+    void *p = get(1000, stream);
+    EXPECT(current->checkPoolLiveAllocations(0, {0, 0}, {p}));
+    give(p);
+    OK(cudaStreamEndCapture(stream, &graph));
+    OK(cudaGraphDestroy(graph));
+    OK(cudaStreamDestroy(stream));
+}
+
 /* Another thread begins a capture into the same pool between the end of a capture and that of its pool. */
 TEST(the_end_of_a_pool_is_that_of_its_stream)
 {
