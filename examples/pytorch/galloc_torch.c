@@ -588,7 +588,7 @@ static capture *capture_now(int device, cudaStream_t stream)
 {
     unsigned long long id = 0;
     capture *c, *next;
-    if (is_default(stream) || !is_captured(stream, &id)) return NULL; /* default streams cannot be captured */
+    if (!is_captured(stream, &id)) return NULL;
     for (c = captures; c; c = next) {
         next = c->next;
         if (c->group->device == device && c->stream == stream && c->id && c->id != id) capture_end(c);
@@ -602,6 +602,7 @@ static capture *capture_now(int device, cudaStream_t stream)
 static void group_join(int device, galloc_pool *pool, cudaStream_t stream)
 {
     capture *c;
+    if (is_default(stream)) return; /* cannot be captured */
     (void)pthread_mutex_lock(&lock);
     c = capture_now(device, stream);
     if (c && !c->group->joined && galloc_graph_begin(&c->group->graph, pool, stream) == cudaSuccess) {
@@ -808,7 +809,7 @@ HOOK pool_id galloc_hook_pool_of_stream(int device, cudaStream_t stream)
 {
     pool_id none = { 0, 0 };
     const capture *c;
-    if (!__atomic_load_n(&open_captures, __ATOMIC_RELAXED)) return none;
+    if (is_default(stream) || !__atomic_load_n(&open_captures, __ATOMIC_RELAXED)) return none;
     (void)pthread_mutex_lock(&lock);
     c = capture_now(device, stream);
     if (c) none = c->group->id;
