@@ -2924,6 +2924,8 @@ struct galloc_graph {
     galloc_graph *handle; /* what the program has: a number never given twice; NULL: it is released */
     CUstream captured;      /* captures of it are of the group; NULL: none is any more */
     unsigned long long key; /* of that handle */
+    CUcontext context;      /* of a per-thread default stream; of others NULL */
+    unsigned long long context_id;
     size_t captures;
 };
 
@@ -6516,9 +6518,14 @@ static int gai_graph_has(const galloc_graph *graph, const gai_site *site)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     unsigned long long id = 0;
+    gai_scope scope;
+    CUcontext context = graph->context;
     if (graph->key == site->stream_id) return 1;
-    if (graph->captured == CU_STREAM_PER_THREAD && graph->key != gai_stream_key(graph->captured)) return 0;
-    (void)gai_capture_of(graph->captured, &status, &id, NULL);
+    if (context && gai_context_health(context, graph->context_id) != GAI_ALIVE) return 0;
+    if (context && gai_scope_push(&scope, context)) return 0;
+    if (!context || graph->key == gai_stream_key(graph->captured))
+        (void)gai_capture_of(graph->captured, &status, &id, NULL);
+    if (context) gai_scope_leave(&scope);
     return id == site->capture;
 }
 
@@ -14169,13 +14176,15 @@ static void gai_capture_join(galloc_pool *pool, gai_capture *capture, galloc_gra
    group has begun already, or if the stream or its capture belongs to another group of the pool. `made`: a new group to
    be linked. */
 static cudaError_t gai_graph_begin(galloc_pool *pool, const galloc_graph *handle, galloc_graph *made,
-                                   const gai_site *site)
+                                   gai_site *site)
 {
     galloc_graph *graph = made;
     const galloc_graph *other;
     gai_capture *capture;
     unsigned long long key = gai_stream_key(site->handle);
-    int taken;
+    int taken, per_thread = site->handle == CU_STREAM_PER_THREAD;
+    CUresult result = per_thread ? gai_site_context(site) : CUDA_SUCCESS;
+    if (result) return gai_driver_failed(result, "cuCtxGetId");
     gai_lock_on(&pool->recording);
     gai_lock_on(&pool->lock);
     if (!made) graph = gai_graph_at(pool, handle);
@@ -14186,6 +14195,8 @@ static cudaError_t gai_graph_begin(galloc_pool *pool, const galloc_graph *handle
     if (!taken) {
         graph->captured = site->handle;
         graph->key = key;
+        graph->context = per_thread ? site->context : NULL;
+        graph->context_id = per_thread ? site->context_id : 0;
         for (capture = site->capture ? pool->captures : NULL; capture; capture = capture->next)
             if (capture->id == site->capture) gai_capture_join(pool, capture, graph);
         if (made) made->next = pool->graphs;
@@ -14199,7 +14210,7 @@ static cudaError_t gai_graph_begin(galloc_pool *pool, const galloc_graph *handle
 }
 
 /* Creates a group and begins it. */
-static cudaError_t gai_graph_begin_new(galloc_graph **out, galloc_pool *pool, const gai_site *site)
+static cudaError_t gai_graph_begin_new(galloc_graph **out, galloc_pool *pool, gai_site *site)
 {
     cudaError_t error;
     galloc_graph *graph, *handle;

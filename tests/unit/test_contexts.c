@@ -576,6 +576,51 @@ TEST(groups_take_captures_of_their_threads_stream_in_one_context)
     finish();
 }
 
+/* A capture of the group's stream may allocate first on a stream of another device that it forks to. */
+TEST(a_capture_that_allocates_first_on_another_devices_fork_joins_its_group)
+{
+    for (int per_thread = 0; per_thread < 2; per_thread++) {
+        begin_devices(2, SIM_PACE_STILL);
+        cudaEvent_t fork = NULL, join = NULL;
+        galloc_graph *group = NULL;
+        cudaGraph_t graphs[2];
+        void *p[2];
+        (void)primary(1);
+        OK(cudaDeviceEnablePeerAccess(0, 0));
+        cudaStream_t there = stream_new();
+        OK(cudaEventCreate(&join));
+        (void)primary(0);
+        galloc_pool *pool = pool_of("expandable_segments:False", 0);
+        cudaStream_t here = per_thread ? cudaStreamPerThread : stream_new();
+        OK(cudaEventCreate(&fork));
+        OK(galloc_graph_begin(&group, pool, here));
+        for (int i = 0; i < 2; i++) {
+            OK(cudaStreamBeginCapture(here, cudaStreamCaptureModeRelaxed));
+            OK(cudaEventRecord(fork, here));
+            OK(cudaSetDevice(1));
+            OK(cudaStreamWaitEvent(there, fork, 0));
+            p[i] = get(pool, MIB(9), there);
+            put(there, p[i], MIB(9), 1);
+            OK(galloc_free(p[i], there));
+            OK(cudaEventRecord(join, there));
+            OK(cudaSetDevice(0));
+            OK(cudaStreamWaitEvent(here, join, 0));
+            OK(cudaStreamEndCapture(here, &graphs[i]));
+        }
+        EXPECT(p[0] == p[1]);
+        OK(galloc_graph_end(group));
+        for (int i = 0; i < 2; i++) OK(cudaGraphDestroy(graphs[i]));
+        OK(cudaEventDestroy(fork));
+        OK(cudaEventDestroy(join));
+        pool_end(pool);
+        if (!per_thread) stream_end(here);
+        OK(cudaSetDevice(1));
+        stream_end(there);
+        OK(cudaSetDevice(0));
+        finish();
+    }
+}
+
 /* ---- contexts with a sticky error -------------------------------------------------------------------------------- */
 
 static const char *const failing_pools[] = {"expandable_segments:True", "expandable_segments:False", "like:pytorch",
