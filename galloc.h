@@ -2421,17 +2421,22 @@ static unsigned long long gai_thread_number(void)
     return gai_thread.number;
 }
 
-/* The key of a stream within a capture: its handle, or for the per-thread default stream the number of the thread, with
-   the current context unless that is the first one in which the thread captured it. Handles of created streams are
+/* The key of a stream within a capture: its handle, or for the per-thread default stream of a context the number of the
+   thread, with the context unless that is the first one in which the thread captured it. Handles of created streams are
    never as small as a thread's number, nor have they the highest bit. */
-static unsigned long long gai_stream_key(CUstream stream)
+static unsigned long long gai_stream_key_in(CUstream stream, CUcontext context)
 {
-    CUcontext context = NULL;
     if (stream != CU_STREAM_PER_THREAD) return (unsigned long long)(uintptr_t)stream;
-    (void)gai_cu.CtxGetCurrent(&context);
     if (!gai_thread.capture_context) gai_thread.capture_context = context;
     if (context == gai_thread.capture_context) return gai_thread_number();
     return 1ull << 63 | (unsigned long long)(uintptr_t)context << 16 | (gai_thread_number() & 0xfffff);
+}
+
+static unsigned long long gai_stream_key(CUstream stream)
+{
+    CUcontext context = NULL;
+    if (stream == CU_STREAM_PER_THREAD) (void)gai_cu.CtxGetCurrent(&context);
+    return gai_stream_key_in(stream, context);
 }
 
 /* The id of the capture that the stream takes part in; 0: none. */
@@ -6523,7 +6528,7 @@ static int gai_graph_has(const galloc_graph *graph, const gai_site *site)
     if (graph->key == site->stream_id) return 1;
     if (context && gai_context_health(context, graph->context_id) != GAI_ALIVE) return 0;
     if (context && gai_scope_push(&scope, context)) return 0;
-    if (!context || graph->key == gai_stream_key(graph->captured))
+    if (graph->key == gai_stream_key_in(graph->captured, context))
         (void)gai_capture_of(graph->captured, &status, &id, NULL);
     if (context) gai_scope_leave(&scope);
     return id == site->capture;
@@ -17476,7 +17481,7 @@ static int gai_segment_is_unmarked(const gai_segment *segment)
    go on from its last position (gai_stream_captured): no event can be recorded behind their work. */
 static int gai_use_can_precede(const gai_stream *use, unsigned long long own, int captured)
 {
-    if (captured) return use->capture_id == own && use->key == gai_stream_key(use->handle);
+    if (captured) return use->capture_id == own && use->key == gai_stream_key_in(use->handle, use->context);
     return use->capture_id == own || gai_stream_is_plain(use);
 }
 

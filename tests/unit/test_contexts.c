@@ -1533,6 +1533,48 @@ TEST(events_of_a_context_that_does_not_answer_are_left_alone)
     }
 }
 
+/* A graph's block that per-thread streams of two contexts used is freed by a node of the graph, so the graph may be
+   launched again, and its memory comes back. */
+TEST(the_driver_frees_a_graphs_block_after_a_per_thread_stream_of_another_context)
+{
+    begin_devices(1, SIM_PACE_STILL);
+    CUcontext own = primary(0), other = context_new(0);
+    cudaStream_t s = cudaStreamPerThread;
+    cudaEvent_t fork = NULL, join = NULL;
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t instance = NULL;
+    size_t before = sim_physical(0);
+    OK(cudaEventCreate(&fork));
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync", 0);
+    enter(other);
+    OK(cudaEventCreate(&join));
+    enter(own);
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    void *p = get_used(pool, MIB(1), s, 1);
+    OK(cudaEventRecord(fork, s));
+    enter(other);
+    OK(cudaStreamWaitEvent(s, fork, 0));
+    OK(galloc_record_stream(p, s));
+    put(s, p, MIB(1), 2);
+    OK(cudaEventRecord(join, s));
+    enter(own);
+    OK(galloc_free(p, s));
+    OK(cudaStreamWaitEvent(s, join, 0));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphInstantiate(&instance, graph, 0));
+    for (int i = 0; i < 2; i++) {
+        OK(cudaGraphLaunch(instance, s));
+        OK(cudaStreamSynchronize(s));
+    }
+    OK(cudaGraphExecDestroy(instance));
+    OK(cudaGraphDestroy(graph));
+    OK(cudaEventDestroy(fork));
+    OK(cudaEventDestroy(join));
+    pool_end(pool);
+    EXPECT_EQ(sim_physical(0), before);
+    finish();
+}
+
 /* A block that went with its context is not given to the driver, which may have given its address to the program. */
 TEST(a_lost_block_of_the_drivers_is_not_freed_there)
 {
