@@ -20,8 +20,8 @@ content_seconds=${CONTENT_SECONDS:-24}
 graphs_seconds=${GRAPHS_SECONDS:-8}
 pressure_seconds=${PRESSURE_SECONDS:-9}
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
-programs="gpu_backends gpu_behaviour gpu_content gpu_devices gpu_graph_updates gpu_graphs gpu_pdl gpu_pressure"
-programs="$programs gpu_reset"
+programs="gpu_backends gpu_behaviour gpu_content gpu_devices gpu_graph_updates gpu_graphs gpu_ipc gpu_pdl"
+programs="$programs gpu_pressure gpu_reset"
 examples=$(cd examples && ls -- *.c *.cu *.cpp | sed 's/\.[^.]*$//' | sort)
 [ -n "$PROBE" ] && [ "$backend" = cuda ] && programs="$programs probe_context_sync probe_graphs probe_copies"
 [ -n "$ONLY" ] && programs=$ONLY examples=
