@@ -152,10 +152,10 @@
      allocated for, returns to the driver at the free; others once all their streams' work is complete. `reuse` and
      release_threshold set the driver's pool attributes of that meaning. Memory that the driver keeps counts as held and
      free, as of the last allocation or trim; until then, and by the driver's rounding, a limit can be exceeded.
-     Captures with cudaMallocAsync: allocations and frees are graph nodes; a free comes after the work of all captured
-     streams that it names or that were recorded. What the capture does not free must be freed on streams not captured,
-     after the graph has run (or if it never will) and before it is gone; the first stream waits for the others. Later,
-     as after a failed capture, others may have the addresses: the driver is not told, memory leaks. While a blocking
+     Captures with it: allocations and frees are graph nodes. A free comes after the work of all captured streams that
+     it names or that were recorded (cudaErrorNotPermitted: another thread's default stream was). Free the rest on
+     streams not captured, after the graph has run (or if it never will) and before it is gone: the first stream waits
+     for the others. Later, as after a failed capture, others may have the addresses: the memory leaks. While a blocking
      stream is captured, allocations on the legacy stream, and such frees there, return cudaErrorStreamCaptureImplicit.
      With both backends a block can be resized only up to the size requested for it; room is memory, in steps of 512
      bytes. galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
@@ -791,9 +791,10 @@ GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stre
               work or waits that are queued there: the call queues none (for stream 0: ON STREAMS)
      Returns  also cudaErrorInvalidDevicePointer: `ptr` is not the start of a used block. The message says whether it is
               foreign, inside a block, or already freed
-     Device   does not wait. Only if the host has no memory for a stream that the pool has not seen before, it waits for
-              that stream; if that stream is being captured, it returns cudaErrorMemoryAllocation or the driver's error
-              instead, and the block stays used */
+     Device   does not wait, with two exceptions. If the host has no memory for a stream that the pool has not seen
+              before, it waits for that stream; if that stream is being captured, it returns cudaErrorMemoryAllocation
+              or the driver's error instead, and the block stays used. With backend:cudaMallocAsync the free of a
+              graph's block waits for the device if a recorded stream is retired or another thread's default stream */
 GALLOC_API cudaError_t galloc_free(void *ptr, cudaStream_t stream);
 
 /* Frees a block that several streams use: it is reused after the work queued so far on each of them.
@@ -17467,12 +17468,15 @@ static void gai_block_stamp_first(galloc_pool *pool, gai_block *block, const gai
     gai_block_stamp(pool, block, gai_mark_promised(pool, block->stream));
 }
 
-/* Returns whether no other stream has used any part of the segment. Free parts exist where alignment cut them off. */
-static int gai_segment_is_unmarked(const gai_segment *segment)
+/* Adds the streams of unfinished marks to the block's recorded uses: of bytes that a resize has cut off, which stay the
+   block's. 0: no host memory. [lock] */
+static int gai_block_marks_to_uses(galloc_pool *pool, gai_block *block)
 {
-    const gai_block *block = segment->first;
-    while (block && !block->marks) block = block->next;
-    return !block;
+    const gai_mark *mark;
+    for (mark = block->marks; mark; mark = mark->next)
+        if (!gai_mark_is_complete(mark) && !gai_block_add_use(pool, block, mark->stream)) return 0;
+    if (block->recorded_uses) block->tag |= GAI_SPECIAL;
+    return 1;
 }
 
 /* Returns whether a free of a graph's block can come after a recorded use: a node of the graph after a stream of the
@@ -17493,9 +17497,10 @@ static int gai_block_is_drivers(const galloc_pool *pool, const gai_block *block,
     const gai_mark *use;
     int captured = sites->capture != 0;
     size_t i = 0;
-    if (segment->lost || gai_segment_outlives(pool, segment) || !gai_segment_is_unmarked(segment)) return 0;
+    if (segment->lost || gai_segment_outlives(pool, segment)) return 0;
     if (!segment->of_graph)
-        return n == 1 && !block->recorded_uses && !sites->capture_forbids && block->stream == sites->stream;
+        return n == 1 && !block->recorded_uses && !sites->capture_forbids && block->stream == sites->stream &&
+               !block->marks;
     for (use = block->recorded_uses; use; use = use->next)
         if (!gai_use_can_precede(use->stream, segment->of_graph, captured)) return 0;
     while (i < n && (captured ? sites[i].capture == segment->of_graph : !sites[i].capture_forbids)) i++;
@@ -17536,19 +17541,33 @@ static CUresult gai_async_order(galloc_pool *pool, const gai_stream *earlier, co
     return result;
 }
 
+/* The same after a recorded use. `recording`: its stream is not retired meanwhile. One that has been retired, or is
+   another thread's default stream, has no event here: the host waits for its device. */
+static CUresult gai_async_order_use(galloc_pool *pool, const gai_stream *use, const gai_site *site)
+{
+    CUresult result;
+    gai_lock_on(&pool->recording);
+    result = gai_async_order(pool, use, site);
+    gai_lock_off(&pool->recording);
+    if (result != CUDA_ERROR_NOT_READY) return result;
+    gai_lock_on(&pool->paging);
+    result = gai_device_wait_in(pool, use->context);
+    gai_lock_off(&pool->paging);
+    return result;
+}
+
 /* Orders the first stream after the others and after the block's recorded uses; outside of captures but for those in
-   the block's own, which its graph has done. `recording`: a recorded stream is not retired meanwhile. */
+   the block's own, which its graph has done. */
 static CUresult gai_async_order_all(galloc_pool *pool, const gai_block *block, const gai_site *sites, size_t n)
 {
     const gai_mark *use;
     CUresult result = CUDA_SUCCESS;
     size_t i;
-    if (n == 1 && !block->recorded_uses) return CUDA_SUCCESS;
     gai_lock_on(&pool->recording);
     for (i = 1; i < n && !result; i++) result = gai_async_order(pool, sites[i].stream, sites);
-    for (use = block->recorded_uses; use && !result; use = use->next)
-        if (sites->capture || !use->stream->capture_id) result = gai_async_order(pool, use->stream, sites);
     gai_lock_off(&pool->recording);
+    for (use = block->recorded_uses; use && !result; use = use->next)
+        if (sites->capture || !use->stream->capture_id) result = gai_async_order_use(pool, use->stream, sites);
     return result;
 }
 
@@ -17630,27 +17649,39 @@ static cudaError_t gai_block_free_by_node(galloc_pool *pool, gai_block *block, c
                     cudaGetErrorString((cudaError_t)(int)result));
 }
 
-/* Memory left by a graph must be freed at once, since the graph may be destroyed later. A free on the legacy stream
-   would invalidate a capture, so that free is refused. */
-static int gai_block_must_wait(const gai_block *block, const gai_site *site)
+/* Refuses a free on a stream of the capture that allocates the block, if no node can free it: each launch allocates it.
+   Memory left by a graph must be freed at once, since the graph may be destroyed later; a free on the legacy stream
+   would invalidate a capture. */
+static cudaError_t gai_async_refuse(const gai_block *block, const gai_site *sites, size_t n)
 {
-    return block->segment->of_graph && site->capture_forbids && !site->capture && !site->broken;
+    size_t i;
+    for (i = 0; i < n; i++) {
+        if (sites[i].capture == block->segment->of_graph)
+            return gai_fail(cudaErrorNotPermitted, "memory that a graph allocates cannot be freed in its graph: that "
+                            "free can come after no work of a stream that it names or that was recorded; free it on "
+                            "that stream, or after the capture");
+        if (sites[i].capture_forbids && !sites[i].capture && !sites[i].broken)
+            return gai_fail(cudaErrorStreamCaptureImplicit,
+                            "memory that a graph leaves allocated cannot be freed on the legacy stream while a "
+                            "blocking stream is captured");
+    }
+    return cudaSuccess;
 }
 
 /* Frees a claimed block in stream order if the driver can. */
 static cudaError_t gai_async_block_free(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n,
                                         int *freed)
 {
-    size_t i;
-    for (i = 0; i < n; i++)
-        if (gai_block_must_wait(block, &sites[i]))
-            return gai_fail(cudaErrorStreamCaptureImplicit,
-                            "memory that a graph leaves allocated cannot be freed on the legacy stream while a "
-                            "blocking stream is captured");
-    if (!gai_block_is_drivers(pool, block, sites, n)) return cudaSuccess;
-    if (sites->capture) return gai_block_free_by_node(pool, block, sites, n, freed);
-    gai_block_free_given(pool, block, sites, n, freed);
-    return cudaSuccess;
+    const gai_segment *segment = block->segment;
+    int of_graph = segment->of_graph && !segment->lost && !gai_segment_outlives(pool, segment);
+    if (of_graph && !gai_block_marks_to_uses(pool, block))
+        return gai_fail(cudaErrorMemoryAllocation, "no host memory to free memory of a graph");
+    if (gai_block_is_drivers(pool, block, sites, n)) {
+        if (sites->capture) return gai_block_free_by_node(pool, block, sites, n, freed);
+        gai_block_free_given(pool, block, sites, n, freed);
+        return cudaSuccess;
+    }
+    return of_graph ? gai_async_refuse(block, sites, n) : cudaSuccess;
 }
 
 /* Creates the driver's pool for backend:cudaMallocAsync. */

@@ -1483,7 +1483,8 @@ static void *use_as_guest(void *arg)
 }
 
 /* The handle of a default stream that another thread recorded means another stream here, which may be in no capture, or
-   has other work: nothing can be ordered after the recorded one, so the memory stays until its graph is gone. */
+   has other work: no node can be ordered after the recorded one, so the free is refused. It succeeds after the launch,
+   and the graph can be launched again. */
 TEST(the_default_stream_of_another_thread_is_not_this_threads)
 {
     for (int own = 0; own < 2; own++) {
@@ -1502,22 +1503,65 @@ TEST(the_default_stream_of_another_thread_is_not_this_threads)
         OK(cudaEventRecord(guest.given, s));
         EXPECT_EQ(pthread_create(&thread, NULL, use_as_guest, NULL), 0);
         EXPECT_EQ(pthread_join(thread, NULL), 0);
-        OK(galloc_free(guest.p, s));
-        EXPECT_EQ(stats_of(pool).live.current, 0);
-        EXPECT_EQ(stats_of(pool).graph_bytes, MIB(2));
+        EXPECT_EQ(galloc_free(guest.p, s), cudaErrorNotPermitted);
+        EXPECT(strstr(galloc_last_message(), "cannot be freed in its graph") != NULL);
+        EXPECT_EQ(stats_of(pool).live.current, MIB(2));
         OK(cudaStreamWaitEvent(s, guest.used, 0));
         if (own) order(cudaStreamPerThread, s);
         OK(cudaStreamEndCapture(s, &graph));
         OK(cudaGraphInstantiate(&exec, graph, 0));
+        OK(cudaGraphLaunch(exec, s));
+        OK(galloc_free(guest.p, s));
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        OK(cudaGraphLaunch(exec, s)); /* the driver has it back */
+        OK(cudaFreeAsync(guest.p, s));
+        OK(cudaStreamSynchronize(s));
         OK(cudaGraphExecDestroy(exec));
         OK(cudaGraphDestroy(graph));
-        OK(galloc_pool_trim(pool, 0, NULL));
-        EXPECT_EQ(stats_of(pool).reserved.current, 0);
         OK(cudaFree(guest.trace));
+        EXPECT_EQ(sim_physical(0), 0);
         OK(cudaEventDestroy(guest.given));
         OK(cudaEventDestroy(guest.used));
         pool_end(pool);
         stream_end(s);
+        finish();
+    }
+}
+
+/* A resize may cut bytes off that streams still use. The free comes after them. */
+TEST(a_graphs_block_that_was_cut_short_is_freed_by_the_driver)
+{
+    for (int by_other = 0; by_other < 2; by_other++) {
+        begin_still();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+        cudaStream_t s = stream_new(), t = stream_new();
+        cudaGraph_t graph = NULL;
+        cudaGraphExec_t exec = NULL;
+        void *trace = NULL;
+        OK(cudaMalloc(&trace, 512));
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        void *p = get_used(pool, MIB(4), s, 1);
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphInstantiate(&exec, graph, 0));
+        OK(cudaGraphLaunch(exec, s));
+        order(s, t);
+        if (by_other) look(t, p, MIB(4), 1);
+        put(by_other ? t : s, trace, 512, 2); /* the program orders it before nothing */
+        OK(galloc_resize(p, MIB(1), by_other ? t : s));
+        OK(galloc_free(p, s));
+        put(s, trace, 512, 3);
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        OK(cudaGraphLaunch(exec, s)); /* the driver has it back */
+        OK(cudaFreeAsync(p, s));
+        sim_run(-1);
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaGraphDestroy(graph));
+        OK(cudaFree(trace));
+        EXPECT_EQ(sim_physical(0), 0);
+        expect_healthy(pool, 0);
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
         finish();
     }
 }
@@ -1575,12 +1619,14 @@ static void *use_and_stay(void *arg)
     OK(cudaSetDevice(0));
     OK(cudaStreamWaitEvent(cudaStreamPerThread, guest.given, 0));
     look(cudaStreamPerThread, guest.p, MIB(2), 1);
+    put(cudaStreamPerThread, guest.trace, 512, 1);
     OK(galloc_record_stream(guest.p, cudaStreamPerThread));
     for (int i = 0; i < 2; i++) pthread_barrier_wait(&guest_stays);
     return arg;
 }
 
-/* The same outside of captures while that thread lives: no event of this thread stands for its work. */
+/* The same outside of captures while that thread lives: no event of this thread stands for its work, so the free waits
+   for the device. */
 TEST(the_default_stream_of_a_thread_that_lives_is_waited_for)
 {
     begin_still();
@@ -1591,6 +1637,7 @@ TEST(the_default_stream_of_a_thread_that_lives_is_waited_for)
     pthread_t thread;
     EXPECT_EQ(pthread_barrier_init(&guest_stays, NULL, 2), 0);
     OK(cudaEventCreateWithFlags(&guest.given, cudaEventDisableTiming));
+    OK(cudaMalloc(&guest.trace, 512));
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
     guest.p = get_used(pool, MIB(2), s, 1);
     OK(cudaStreamEndCapture(s, &graph));
@@ -1600,23 +1647,22 @@ TEST(the_default_stream_of_a_thread_that_lives_is_waited_for)
     EXPECT_EQ(pthread_create(&thread, NULL, use_and_stay, NULL), 0);
     pthread_barrier_wait(&guest_stays);
     OK(galloc_free(guest.p, s));
-    EXPECT_EQ(info_of(guest.p).state, GALLOC_STATE_FREE); /* it waits for that thread's work */
-    EXPECT_EQ(stats_of(pool).reserved.current, MIB(2));
+    EXPECT_EQ(stats_of(pool).reserved.current, 0);
+    put(s, guest.trace, 512, 2); /* in order after that thread's work */
     pthread_barrier_wait(&guest_stays);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
     sim_run(-1);
-    OK(galloc_pool_trim(pool, 0, NULL));
-    EXPECT_EQ(stats_of(pool).reserved.current, 0);
     OK(cudaGraphExecDestroy(exec));
     OK(cudaGraphDestroy(graph));
     OK(cudaEventDestroy(guest.given));
+    OK(cudaFree(guest.trace));
     EXPECT_EQ(pthread_barrier_destroy(&guest_stays), 0);
     pool_end(pool);
     stream_end(s);
     finish();
 }
 
-/* What the driver refuses then, or no order can be given to, goes later, as long as the graph is there. */
+/* What the driver refuses then goes later, as long as the graph is there. A stream that was retired is waited for. */
 TEST(memory_that_a_graph_leaves_goes_while_the_graph_is_there)
 {
     static const char *const calls[] = {"cuMemFreeAsync", "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"};
@@ -1637,7 +1683,7 @@ TEST(memory_that_a_graph_leaves_goes_while_the_graph_is_there)
         OK(galloc_free(p, s));
         EXPECT_EQ(sim_failed(), call < 4);
         sim_fail_clear();
-        EXPECT_EQ(stats_of(pool).reserved.current, MIB(2));
+        EXPECT_EQ(stats_of(pool).reserved.current, call < 4 ? MIB(2) : 0);
         OK(cudaDeviceSynchronize());
         OK(galloc_pool_trim(pool, 0, NULL));
         EXPECT_EQ(stats_of(pool).reserved.current, 0);
@@ -1772,8 +1818,6 @@ TEST(what_a_graph_took_along_is_not_given_back)
         void *q = NULL;
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
         void *p = get(pool, MIB(2), s);
-        if (way % 3 == 0) OK(galloc_record_stream(p, t));
-        if (way % 3 == 0) OK(galloc_free(p, s));
         OK(cudaStreamEndCapture(s, &graph));
         if (way % 3 == 1) OK(cudaStreamBeginCapture(t, cudaStreamCaptureModeRelaxed));
         if (way % 3 == 1) OK(galloc_free(p, t));
@@ -1781,6 +1825,7 @@ TEST(what_a_graph_took_along_is_not_given_back)
         if (way % 3 == 2) OK(galloc_free_after(p, both, 2));
         OK(cudaGraphDestroy(graph));
         if (other) OK(cudaGraphDestroy(other));
+        if (way % 3 == 0) OK(galloc_free(p, s)); /* too late */
         if (way < 3) OK(cudaMalloc(&q, MIB(2)));
         else q = get(way < 6 ? pool : next, MIB(2), s);
         EXPECT(q == p); /* else nothing is tested */
