@@ -9,7 +9,9 @@
    A snapshot shows each tensor's block as a segment of its own: galloc moves pages, so it has no segments that stay.
    It names the pool of the graph that a block was captured for.
 
-   Not possible: CUDA graph trees (checkpoints of a private pool) and sharing of tensors between processes. */
+   Tensors can be shared with other processes where galloc's memory is from cudaMalloc: pages have no handle.
+
+   Not possible: CUDA graph trees (checkpoints of a private pool). */
 
 #include <c10/core/Allocator.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -19,12 +21,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstring>
 #include <cuda_runtime_api.h>
 #include <deque>
 #include <exception>
 #include <functional>
 #include <new>
 #include <pthread.h>
+#include <stdexcept>
 #include <type_traits>
 #include <unordered_set>
 
@@ -338,6 +342,32 @@ void counted_free(void *p, size_t bytes, int device, cudaStream_t stream)
     galloc_hook_free(p, bytes, device, stream);
 }
 
+/* How far an address lies behind the start of its segment, an allocation of cudaMalloc. */
+ptrdiff_t offset_in_segment(const void *p)
+{
+    int (*get_range)(unsigned long long *, size_t *, unsigned long long) = nullptr;
+    void *symbol = nullptr;
+    unsigned long long start = 0;
+    size_t bytes = 0;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    (void)cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &symbol, 12000, cudaEnableDefault, &found);
+#else
+    (void)cudaGetDriverEntryPoint("cuMemGetAddressRange", &symbol, cudaEnableDefault, &found);
+#endif
+    std::memcpy(&get_range, &symbol, sizeof get_range);
+    if (found != cudaDriverEntryPointSuccess || get_range(&start, &bytes, uintptr_t(p)))
+        throw std::runtime_error("galloc: cuMemGetAddressRange does not know a tensor that is to be shared");
+    return ptrdiff_t(uintptr_t(p) - start);
+}
+
+/* PyTorch must not find the error again: it looks for one after each kernel. */
+void throw_cuda(cudaError_t error, const std::string &text)
+{
+    (void)cudaGetLastError();
+    throw std::runtime_error(text + ": " + cudaGetErrorString(error));
+}
+
 class Allocator final : public Pluggable {
 public:
     Allocator() : Pluggable(counted_malloc, counted_free)
@@ -422,6 +452,38 @@ public:
     {
         each(device, [](auto &stat) { reset_peak(stat); });
         galloc_hook_stats_reset(device);
+    }
+
+    /* PyTorch's own allocator takes a bare handle, too. */
+    ShareableHandle shareIpcHandle(void *p) override
+    {
+        cudaIpcMemHandle_t handle;
+        cudaError_t error = cudaIpcGetMemHandle(&handle, p);
+        if (error)
+            throw_cuda(error, "galloc: a tensor in galloc's pages cannot be shared with another process; it can if "
+                              "GALLOC_CONF=expandable_segments:False is set");
+        return {offset_in_segment(p), std::string(handle.reserved, sizeof handle)};
+    }
+
+    /* Opens another process's segment. CUDA counts how often, and the last close ends the mapping. */
+    std::shared_ptr<void> getIpcDevPtr(std::string text) override
+    {
+        cudaIpcMemHandle_t handle;
+        void *segment = nullptr;
+        int device = 0;
+        bool headed = text.size() == sizeof handle + 2 && text[1] == 'c'; /* from PyTorch's own: version and kind */
+        if (text.size() != sizeof handle && !headed)
+            throw std::runtime_error("galloc: this handle of another process is not of an allocation of cudaMalloc");
+        std::memcpy(&handle, text.data() + (headed ? 2 : 0), sizeof handle);
+        cudaError_t error = cudaGetDevice(&device);
+        if (!error) error = cudaIpcOpenMemHandle(&segment, handle, cudaIpcMemLazyEnablePeerAccess);
+        if (error) throw_cuda(error, "galloc: a tensor of another process cannot be opened");
+        return std::shared_ptr<void>(segment, [device](void *p) {
+            go_on([&] { /* at the end of the process CUDA may be gone */
+                c10::cuda::CUDAGuard guard{c10::DeviceIndex(device)};
+                if (cudaIpcCloseMemHandle(p)) (void)cudaGetLastError();
+            });
+        });
     }
 
     SnapshotInfo snapshot() { return take({0, 0}, true); }

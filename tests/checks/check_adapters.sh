@@ -51,6 +51,7 @@ runs_here='-Wl,--disable-new-dtags -Wl,-rpath,$ORIGIN'
 count "$work/torch_host" "$work/libgalloc_torch.so"
 count "$work/torch_alone" "$work/libgalloc_torch.so"
 count "$work/torch_full_host"
+count env FIXED=1 "$work/torch_full_host" tensors_are_shared
 
 # The Python module, with stand-ins for PyTorch, the library and the compiler of C++.
 if command -v python3 >/dev/null 2>&1; then

@@ -41,6 +41,7 @@ for round in $(seq "${ROUNDS:-1}"); do
         for allocator in native galloc galloc-full; do one $program $allocator; done
     done
     for allocator in native galloc-full; do one counters $allocator; done
+    for allocator in native galloc-fixed galloc-sender; do one share $allocator; done
     [ "$(nvidia-smi -L | grep -c '^GPU')" -lt 2 ] ||
         for allocator in native expandable galloc galloc-full; do one devices $allocator; done
     for allocator in native galloc-pool; do one pool $allocator; done

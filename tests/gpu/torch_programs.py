@@ -2,8 +2,9 @@
 
     torch_programs.py PROGRAM ALLOCATOR      (tests/gpu/torch.sh runs all of them and compares)
 
-ALLOCATOR: native, expandable, async (PyTorch's own three), galloc, galloc-full, and for the program `pool` galloc-pool.
-The result of a program is a number that must not depend on the allocator; it runs with deterministic algorithms.
+ALLOCATOR: native, expandable, async (PyTorch's own three), galloc, galloc-full, for the program `pool` galloc-pool, for
+`share` galloc-fixed, and galloc-sender, whose other process has PyTorch's own. The result of a program is a number
+that must not depend on the allocator; it runs with deterministic algorithms.
 """
 
 import json
@@ -16,6 +17,8 @@ import time
 program, allocator = sys.argv[1], sys.argv[2]
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 settings = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
+if allocator == "galloc-sender" and __name__ != "__main__":
+    allocator = "native"
 if allocator in settings:
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = os.environ["PYTORCH_ALLOC_CONF"] = settings[allocator]
 
@@ -26,7 +29,9 @@ memory = torch.cuda
 if allocator == "galloc":
     import galloc_torch as memory
     memory.install()
-elif allocator == "galloc-full":
+elif allocator in ("galloc-full", "galloc-fixed", "galloc-sender"):
+    if allocator != "galloc-full":
+        os.environ["GALLOC_CONF"] = "expandable_segments:False"
     import galloc_torch
     galloc_torch.install(full=True)
 
@@ -344,32 +349,74 @@ def devices(steps):
     return total
 
 
+def double(connection):
+    """The other process of `share`: says the sum of each tensor, doubles it, and keeps the last one for a while."""
+    last = None
+    while True:
+        t = connection.recv()
+        if t is None:
+            return
+        total = t.double().sum().item()
+        t.mul_(2)
+        torch.cuda.synchronize()
+        connection.send(total)
+        last = t
+
+
+def share(steps):
+    """Tensors that another process changes, small ones of one segment and large ones."""
+    context = torch.multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=double, args=(theirs,), daemon=True)
+    child.start()
+    total = 0.0
+    for step in range(steps):
+        yield
+        for n in (1000, 3000, 1 << 20, (9 << 20) + 1000 * step):
+            beside = torch.ones(n, device="cuda")
+            a = torch.randn(n, device="cuda")
+            expected = 2 * a
+            torch.cuda.synchronize()
+            ours.send(a)
+            total += ours.recv()
+            assert torch.equal(a, expected) and beside.sum().item() == n
+    ours.send(None)
+    child.join()
+    assert child.exitcode == 0, child.exitcode
+    return total
+
+
 PROGRAMS = {
     "train": (train, 40), "generate": (generate, 40), "prefetch": (prefetch, 40), "graph": (graph, 60),
     "streams": (streams, 10), "exhaust": (exhaust, 5), "pool": (pool, 20), "compiled": (compiled, 12),
-    "counters": (counters, 3), "devices": (devices, 10), "failed": (failed, 8),
+    "counters": (counters, 3), "devices": (devices, 10), "failed": (failed, 8), "share": (share, 10),
 }
 
-body, steps = PROGRAMS[program]
-steps = int(os.environ.get("STEPS", steps))
-times, run = [], body(steps)
-try:
-    next(run)
-    while True:
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        try:
-            next(run)
-        finally:
+def main():
+    body, steps = PROGRAMS[program]
+    steps = int(os.environ.get("STEPS", steps))
+    times, run = [], body(steps)
+    try:
+        next(run)
+        while True:
             torch.cuda.synchronize()
-            times.append(time.perf_counter() - begin)
-except StopIteration as end:
-    result = end.value
-counters = memory.memory_stats()
-print(json.dumps({
-    "program": program, "allocator": allocator, "result": result, "steps": steps,
-    "step_ms": round(1000 * statistics.median(times[len(times) // 4:]), 4),
-    "seconds": round(sum(times), 3),
-    "held": counters.get("reserved_bytes.all.peak", 0),
-    "live": counters.get("requested_bytes.all.peak", 0) or counters.get("allocated_bytes.all.peak", 0),
-}), flush=True)
+            begin = time.perf_counter()
+            try:
+                next(run)
+            finally:
+                torch.cuda.synchronize()
+                times.append(time.perf_counter() - begin)
+    except StopIteration as end:
+        result = end.value
+    counters = memory.memory_stats()
+    print(json.dumps({
+        "program": program, "allocator": allocator, "result": result, "steps": steps,
+        "step_ms": round(1000 * statistics.median(times[len(times) // 4:]), 4),
+        "seconds": round(sum(times), 3),
+        "held": counters.get("reserved_bytes.all.peak", 0),
+        "live": counters.get("requested_bytes.all.peak", 0) or counters.get("allocated_bytes.all.peak", 0),
+    }), flush=True)
+
+
+if __name__ == "__main__":
+    main()

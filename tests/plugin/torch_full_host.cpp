@@ -1,6 +1,6 @@
 /* torch_full_host.cpp [TEXT] - uses galloc_torch.cpp as PyTorch does: its counters, snapshots and history, and what it
    tells a profiler, on the simulated device. Built with the headers in torch_include. Runs the tests whose names
-   contain TEXT. */
+   contain TEXT. FIXED=1: galloc's memory is from cudaMalloc. */
 
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
@@ -56,6 +56,37 @@ void c10::reportOutOfMemoryToProfiler(int64_t size, size_t allocated, size_t res
     profiler.failures++;
     profiler.size = size;
     profiler.allocated = allocated, profiler.reserved = reserved, profiler.device = device.index;
+}
+
+/* ---- another process ---------------------------------------------------------------------------------------------- */
+
+/* Stand-ins, since the simulated device is of one process. A handle has the start of the allocation of cudaMalloc. */
+static int is_fixed, opened;
+
+extern "C" cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *p)
+{
+    CUdeviceptr start = 0;
+    memset(handle, 7, sizeof *handle);
+    if (!is_fixed) return cudaErrorInvalidValue;
+    EXPECT_EQ(cuMemGetAddressRange(&start, nullptr, CUdeviceptr(p)), CUDA_SUCCESS);
+    memcpy(handle->reserved, &start, sizeof start);
+    return cudaSuccess;
+}
+
+extern "C" cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned flags)
+{
+    memcpy(p, handle.reserved, sizeof *p);
+    if (flags != cudaIpcMemLazyEnablePeerAccess || handle.reserved[63] != 7) return cudaErrorInvalidValue;
+    opened++;
+    return cudaSuccess;
+}
+
+extern "C" cudaError_t cudaIpcCloseMemHandle(void *)
+{
+    int device = -1;
+    OK(cudaGetDevice(&device));
+    if (device == 1) opened--;
+    return cudaSuccess;
 }
 
 /* ---- the tests --------------------------------------------------------------------------------------------------- */
@@ -730,6 +761,51 @@ TEST(a_child_of_fork_frees_without_a_wait)
     OK(cudaStreamDestroy(stream));
 }
 
+static std::string refusal_of(std::function<void()> call)
+{
+    try {
+        call();
+    } catch (const std::exception &e) {
+        return e.what();
+    }
+    return "";
+}
+
+/* Pages have no handle: the error says what to do. With memory of cudaMalloc the other process finds the tensor behind
+   the start of its segment, and a handle is closed as often as it was opened, on its device. */
+TEST(tensors_are_shared_with_another_process)
+{
+    OK(cudaSetDevice(1));
+    void *before = get(3000), *p = get(5000);
+    if (!is_fixed) {
+        std::string text = refusal_of([&] { (void)current->shareIpcHandle(p); });
+        EXPECT(text.find("GALLOC_CONF=expandable_segments:False") != std::string::npos);
+    } else {
+        ShareableHandle shared = current->shareIpcHandle(p), first = current->shareIpcHandle(before);
+        EXPECT(shared.handle == first.handle);
+        EXPECT_EQ(shared.offset - first.offset, (char *)p - (char *)before);
+        std::shared_ptr<void> segment = current->getIpcDevPtr(shared.handle), again = segment;
+        EXPECT((char *)segment.get() + shared.offset == p);
+        std::shared_ptr<void> theirs = current->getIpcDevPtr(std::string("\2c") + first.handle);
+        EXPECT((char *)theirs.get() + first.offset == before);
+        EXPECT_EQ(opened, 2);
+        OK(cudaSetDevice(0));
+        theirs.reset();
+        segment.reset();
+        EXPECT_EQ(opened, 1);
+        again.reset();
+        EXPECT_EQ(opened, 0);
+        OK(cudaSetDevice(1));
+        shared.handle[63] = 0;
+        EXPECT(refusal_of([&] { (void)current->getIpcDevPtr(shared.handle); }).find("cannot be opened") < 100);
+    }
+    EXPECT(refusal_of([&] { (void)current->getIpcDevPtr("\2e and something else"); }).find("cudaMalloc") < 100);
+    EXPECT(refusal_of([&] { (void)current->getIpcDevPtr(""); }) != "");
+    give(before);
+    give(p);
+    OK(cudaSetDevice(0));
+}
+
 TEST(nothing_is_left)
 {
     sim_run(-1);
@@ -742,7 +818,8 @@ TEST(nothing_is_left)
 
 int main(int argc, char **argv)
 {
-    setenv("GALLOC_CONF", "log:off", 1);
+    is_fixed = getenv("FIXED") != nullptr;
+    setenv("GALLOC_CONF", is_fixed ? "log:off,expandable_segments:False" : "log:off", 1);
     begin();
     if (galloc_torch_install()) return 2;
     return test_main(argc, argv);

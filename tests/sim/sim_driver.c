@@ -603,6 +603,10 @@ static int malloc_async_into(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, 
     return error;
 }
 
+CUresult CUDAAPI cuMemGetAddressRange(CUdeviceptr *base, size_t *size, CUdeviceptr address) {
+    SM_DRIVER(cuMemGetAddressRange, sm_address_range(base, size, address));
+}
+
 CUresult CUDAAPI cuMemGetInfo(size_t *left, size_t *total) { SM_DRIVER(cuMemGetInfo, sm_mem_info(left, total)); }
 CUresult CUDAAPI cuMemAlloc(CUdeviceptr *out, size_t bytes) { SM_DRIVER(cuMemAlloc, malloc_into(out, bytes)); }
 CUresult CUDAAPI cuMemFree(CUdeviceptr address) { SM_DRIVER(cuMemFree, sm_free_block(address)); }
@@ -717,7 +721,7 @@ static const entry entries[] = {
     ENTRY(cuUserObjectCreate, 11030), ENTRY(cuUserObjectRetain, 11030), ENTRY(cuUserObjectRelease, 11030),
     ENTRY(cuGraphRetainUserObject, 11030), ENTRY(cuGraphNodeGetDependencies, 10000),
     VERSION(cuGraphNodeGetDependencies, 12030, cuGraphNodeGetDependencies_v2),
-    ENTRY(cuMemGetInfo, 3020), ENTRY(cuMemAlloc, 3020), ENTRY(cuMemFree, 3020),
+    ENTRY(cuMemGetInfo, 3020), ENTRY(cuMemAlloc, 3020), ENTRY(cuMemFree, 3020), ENTRY(cuMemGetAddressRange, 3020),
     ENTRY(cuMemHostAlloc, 2020), ENTRY(cuMemFreeHost, 2000),
     ENTRY(cuMemGetAllocationGranularity, 10020), ENTRY(cuMemAddressReserve, 10020), ENTRY(cuMemAddressFree, 10020),
     ENTRY(cuMemCreate, 10020), ENTRY(cuMemRelease, 10020), ENTRY(cuMemMap, 10020), ENTRY(cuMemUnmap, 10020),

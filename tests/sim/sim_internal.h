@@ -32,7 +32,7 @@
 enum {
     E_VALUE = 1, E_MEMORY = 2, E_NOT_INITIALIZED = 3, E_EXITING = 4, E_CONFIGURATION = 9,
     E_PITCH = 12, E_FUNCTION = 98, E_DEVICE = 101, E_CONTEXT = 201, E_HANDLE = 400,
-    E_STATE = 401, E_NOT_READY = 600, E_PEER_ENABLED = 704, E_PEER_DISABLED = 705,
+    E_STATE = 401, E_NOT_FOUND = 500, E_NOT_READY = 600, E_PEER_ENABLED = 704, E_PEER_DISABLED = 705,
     E_REGISTERED = 712, E_NOT_REGISTERED = 713, E_CONTEXT_DEAD = 709,
     E_NOT_PERMITTED = 800, E_NOT_SUPPORTED = 801, E_CAPTURE_UNSUPPORTED = 900, E_CAPTURE_LOST = 901,
     E_CAPTURE_MERGE = 902, E_CAPTURE_UNMATCHED = 903, E_CAPTURE_UNJOINED = 904, E_CAPTURE_ISOLATION = 905,
@@ -126,6 +126,7 @@ enum {
     X(cuUserObjectCreate, 0, 200) X(cuUserObjectRetain, 0, 50) X(cuUserObjectRelease, F_SURE, 50) \
     X(cuGraphRetainUserObject, 0, 100) X(cuGraphDestroy, 0, 1000) X(cuGraphNodeGetDependencies, 0, 100) \
     X(cuMemGetInfo, F_CTX, 6300) X(cuMemAlloc, F_CTX | F_LOOK, 0) X(cuMemFree, F_CTX | F_LOOK, 0) \
+    X(cuMemGetAddressRange, F_CTX, 100) \
     X(cuMemHostAlloc, F_CTX | F_LOOK, 600000) X(cuMemFreeHost, F_CTX | F_LOOK, 10000) \
     X(cuMemsetD8Async, F_CTX, 4300) X(cuMemcpyDtoHAsync, F_CTX, 4300) \
     X(cuMemAllocAsync, F_CTX, 600) X(cuMemFreeAsync, F_CTX, 600) X(cuMemAllocFromPoolAsync, F_CTX, 600) \
@@ -660,6 +661,7 @@ void sm_memory_clear(void);
 void sm_memory_of_context_dies(sm_context *c);
 sm_region *sm_region_at(uint64_t address);
 sm_mapping *sm_mapping_at(uint64_t address, size_t *left);
+int sm_address_range(CUdeviceptr *base, size_t *size, uint64_t address);
 void sm_handle_settle(sm_handle *h);
 int sm_malloc_block(uint64_t *out, size_t bytes);
 int sm_free_block(uint64_t address);

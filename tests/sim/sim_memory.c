@@ -295,6 +295,24 @@ sm_mapping *sm_mapping_at(uint64_t address, size_t *left) {
     return m;
 }
 
+/* The block of cudaMalloc, or the mapping, that contains the address. */
+int sm_address_range(CUdeviceptr *base, size_t *size, uint64_t address) {
+    size_t left;
+    sm_mapping *m = sm_mapping_at(address, &left);
+    sm_region *r = sm_region_at(address);
+    if (!m) return E_NOT_FOUND;
+    uint64_t begin = m->address, bytes = m->handle->size;
+    if (r->slab) {
+        size_t unit = (address - r->address) / SM_UNIT;
+        while (!r->slab->length[unit]) unit--;
+        begin = r->address + unit * SM_UNIT;
+        bytes = (uint64_t)r->slab->length[unit] * SM_UNIT;
+    }
+    if (base) *base = begin;
+    if (size) *size = bytes;
+    return 0;
+}
+
 /* ---- cuMem..., the functions ------------------------------------------------------------------------------------ */
 
 static bool is_granular(size_t n) { return n && n % sm.opt.granularity == 0; }

@@ -298,6 +298,25 @@ TEST(pointers_tell_what_they_point_to)
     finish();
 }
 
+/* Small blocks of cudaMalloc share a slab, and each has its own range. */
+TEST(an_address_has_the_range_of_its_block)
+{
+    start();
+    static const size_t sizes[] = {512, 4096, 4096, 3 << 20};
+    char *p[4];
+    CUdeviceptr base = 0;
+    size_t bytes = 0;
+    for (int i = 0; i < 4; i++) p[i] = memory(sizes[i]);
+    for (int i = 0; i < 4; i++) {
+        OK(cuMemGetAddressRange(&base, &bytes, (CUdeviceptr)(uintptr_t)(p[i] + sizes[i] - 1)));
+        EXPECT(base == (CUdeviceptr)(uintptr_t)p[i] && bytes >= sizes[i] && bytes <= sizes[i] + ((size_t)2 << 20));
+        OK(cuMemGetAddressRange(NULL, NULL, base));
+    }
+    for (int i = 0; i < 4; i++) OK(cudaFree(p[i]));
+    EXPECT_EQ(cuMemGetAddressRange(&base, &bytes, (CUdeviceptr)(uintptr_t)p[3]), CUDA_ERROR_NOT_FOUND);
+    finish();
+}
+
 TEST(a_device_has_properties)
 {
     start();

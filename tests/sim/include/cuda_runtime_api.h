@@ -440,6 +440,14 @@ cudaError_t CUDARTAPI cudaPointerGetAttributes(struct cudaPointerAttributes *att
 cudaError_t CUDARTAPI cudaHostRegister(void *ptr, size_t size, unsigned int flags);
 cudaError_t CUDARTAPI cudaHostUnregister(void *ptr);
 
+/* The simulated device is of one process: a program that shares memory with another one does not link. */
+#define CUDA_IPC_HANDLE_SIZE 64
+#define cudaIpcMemLazyEnablePeerAccess 1
+typedef struct cudaIpcMemHandle_st { char reserved[CUDA_IPC_HANDLE_SIZE]; } cudaIpcMemHandle_t;
+cudaError_t CUDARTAPI cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *devPtr);
+cudaError_t CUDARTAPI cudaIpcOpenMemHandle(void **devPtr, cudaIpcMemHandle_t handle, unsigned int flags);
+cudaError_t CUDARTAPI cudaIpcCloseMemHandle(void *devPtr);
+
 /* ---- kernels: see tests/sim/sim_kernel.h ------------------------------------------------------------------------ */
 
 cudaError_t CUDARTAPI cudaLaunchKernel(const void *func, dim3 gridDim, dim3 blockDim, void **args, size_t sharedMem,

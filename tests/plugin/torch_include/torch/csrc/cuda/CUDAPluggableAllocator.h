@@ -80,6 +80,11 @@ struct SnapshotInfo {
     std::vector<std::vector<TraceEntry>> device_traces;
 };
 
+struct ShareableHandle {
+    ptrdiff_t offset;
+    std::string handle;
+};
+
 enum class RecordContext { NEVER, STATE, ALLOC, ALL };
 using CreateContextFn = std::shared_ptr<GatheredContext> (*)();
 using OutOfMemoryObserver = std::function<void(int64_t, size_t, size_t, size_t)>;
@@ -107,6 +112,8 @@ struct CUDAAllocator {
     C10_UNSUPPORTED(void, attachOutOfMemoryObserver(OutOfMemoryObserver))
     C10_UNSUPPORTED(void, attachAllocatorTraceTracker(AllocatorTraceTracker))
     C10_UNSUPPORTED(std::string, name())
+    C10_UNSUPPORTED(ShareableHandle, shareIpcHandle(void *))
+    C10_UNSUPPORTED(std::shared_ptr<void>, getIpcDevPtr(std::string))
 };
 } // namespace c10::cuda::CUDACachingAllocator
 
