@@ -12302,16 +12302,22 @@ static int gai_stream_needs_all_devices(const gai_stream *stream)
     return gai_stream_is_unknown(stream) || (stream->ended && gai_stream_is_plain(stream));
 }
 
-/* Completes the orphans and the frees of such streams. Any context may have them, so all known ones are waited for. */
-static CUresult gai_pool_wait_for_orphans(galloc_pool *pool)
+/* Waits for all devices: for all primary contexts and all known others. */
+static CUresult gai_devices_wait(galloc_pool *pool)
 {
-    gai_stream *stream;
     CUcontext primary[GAI_DEVICES];
     int devices = 0, device;
     CUresult result = gai_cu.DeviceGetCount(&devices);
     devices = (int)gai_min((size_t)devices, GAI_DEVICES);
     for (device = 0; device < devices && !result; device++) result = gai_primary_wait(pool, device, &primary[device]);
-    if (!result) result = gai_known_contexts_wait(pool, primary, devices);
+    return result ? result : gai_known_contexts_wait(pool, primary, devices);
+}
+
+/* Completes the orphans and the frees of such streams, which any context may have. */
+static CUresult gai_pool_wait_for_orphans(galloc_pool *pool)
+{
+    gai_stream *stream;
+    CUresult result = gai_devices_wait(pool);
     if (result) return result;
     gai_lock_on(&pool->lock);
     gai_pool_file_orphans(pool);
@@ -17542,16 +17548,16 @@ static CUresult gai_async_order(galloc_pool *pool, const gai_stream *earlier, co
 }
 
 /* The same after a recorded use. `recording`: its stream is not retired meanwhile. One that has been retired, or is
-   another thread's default stream, has no event here: the host waits for its device. */
+   another thread's default stream, has no event here: the host waits for its device; for all if its context is gone. */
 static CUresult gai_async_order_use(galloc_pool *pool, const gai_stream *use, const gai_site *site)
 {
     CUresult result;
     gai_lock_on(&pool->recording);
     result = gai_async_order(pool, use, site);
     gai_lock_off(&pool->recording);
-    if (result != CUDA_ERROR_NOT_READY) return result;
+    if (result != CUDA_ERROR_NOT_READY && result != CUDA_ERROR_CONTEXT_IS_DESTROYED) return result;
     gai_lock_on(&pool->paging);
-    result = gai_device_wait_in(pool, use->context);
+    result = result == CUDA_ERROR_NOT_READY ? gai_device_wait_in(pool, use->context) : gai_devices_wait(pool);
     gai_lock_off(&pool->paging);
     return result;
 }
@@ -17623,30 +17629,25 @@ static CUresult gai_block_give_in_order(galloc_pool *pool, gai_block *block, con
     return result;
 }
 
-/* Frees a claimed block outside of captures. *freed: 0: nothing has changed. [lock], released meanwhile. */
-static void gai_block_free_given(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n, int *freed)
+/* Makes the driver free a claimed block: in a capture by a node, else at once. *freed: 0: nothing has changed. That is
+   an error if a graph allocates the memory: when the graph is gone, nobody can free it. [lock], released meanwhile. */
+static cudaError_t gai_block_free_given(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n,
+                                        int *freed)
 {
     gai_segment *segment = block->segment;
-    if (pool->trace) gai_trace_freed(pool, block, NULL); /* before another thread gets the address */
-    segment->traced = pool->trace != NULL;
-    *freed = !gai_block_give_in_order(pool, block, sites, n) && !segment->lost;
-    if (*freed) gai_block_give_up(pool, block);
-}
-
-/* The same by a node of the capture that has allocated the block. If the driver refuses the node that is an error:
-   later nobody could free the memory, which the graph allocates at each launch. */
-static cudaError_t gai_block_free_by_node(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n,
-                                          int *freed)
-{
-    const gai_segment *segment = block->segment;
-    CUresult result = gai_block_give_in_order(pool, block, sites, n);
-    if (result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) result = CUDA_SUCCESS; /* it allocates nothing */
+    int captured = sites->capture != 0;
+    CUresult result;
+    if (!captured && pool->trace) gai_trace_freed(pool, block, NULL); /* before another thread gets the address */
+    if (!captured) segment->traced = pool->trace != NULL;
+    result = gai_block_give_in_order(pool, block, sites, n);
+    if (captured && result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) result = CUDA_SUCCESS; /* it allocates nothing */
     *freed = !result && !segment->lost;
-    if (*freed && pool->trace) gai_trace_freed(pool, block, NULL);
+    if (*freed && captured && pool->trace) gai_trace_freed(pool, block, NULL);
     if (*freed) gai_block_give_up(pool, block);
-    if (!result || segment->lost || gai_load(&pool->broken) || gai_is_driver_gone(result)) return cudaSuccess;
-    return gai_fail((cudaError_t)(int)result, "memory that a graph allocates cannot be freed in its graph: %s",
-                    cudaGetErrorString((cudaError_t)(int)result));
+    if (!result || !segment->of_graph || segment->lost || gai_load(&pool->broken)) return cudaSuccess;
+    if (gai_is_driver_gone(result) || result == CUDA_ERROR_INVALID_CONTEXT) return cudaSuccess; /* and the memory */
+    return gai_fail((cudaError_t)(int)result, "memory that a graph allocates cannot be freed%s: %s",
+                    captured ? " in its graph" : "", cudaGetErrorString((cudaError_t)(int)result));
 }
 
 /* Refuses a free on a stream of the capture that allocates the block, if no node can free it: each launch allocates it.
@@ -17676,11 +17677,7 @@ static cudaError_t gai_async_block_free(galloc_pool *pool, gai_block *block, con
     int of_graph = segment->of_graph && !segment->lost && !gai_segment_outlives(pool, segment);
     if (of_graph && !gai_block_marks_to_uses(pool, block))
         return gai_fail(cudaErrorMemoryAllocation, "no host memory to free memory of a graph");
-    if (gai_block_is_drivers(pool, block, sites, n)) {
-        if (sites->capture) return gai_block_free_by_node(pool, block, sites, n, freed);
-        gai_block_free_given(pool, block, sites, n, freed);
-        return cudaSuccess;
-    }
+    if (gai_block_is_drivers(pool, block, sites, n)) return gai_block_free_given(pool, block, sites, n, freed);
     return of_graph ? gai_async_refuse(block, sites, n) : cudaSuccess;
 }
 

@@ -1378,8 +1378,8 @@ TEST(memory_that_a_graph_leaves_stays_while_another_graph_may_use_it)
     finish();
 }
 
-/* A recorded use on the stream that frees needs no order. One whose context is gone cannot have any: then the memory
-   stays until its streams are known to be done. */
+/* A recorded use on the stream that frees needs no order. One whose context is gone cannot have any: the free waits for
+   all devices. */
 TEST(memory_that_a_graph_leaves_and_a_use_that_needs_no_order_or_has_none)
 {
     for (int gone = 0; gone < 2; gone++) {
@@ -1410,9 +1410,7 @@ TEST(memory_that_a_graph_leaves_and_a_use_that_needs_no_order_or_has_none)
         OK(galloc_free(p, s));
         if (!gone) EXPECT_EQ(sim_calls("cuEventCreate"), events);
         else OK(cuCtxDestroy(again));
-        EXPECT_EQ(info_of(p).state == GALLOC_STATE_USED, 0);
         OK(cudaSetDevice(0));
-        OK(galloc_pool_trim(pool, 0, NULL));
         EXPECT_EQ(stats_of(pool).reserved.current, 0);
         expect_healthy(pool, 0);
         OK(cudaGraphExecDestroy(exec));
@@ -1566,8 +1564,8 @@ TEST(a_graphs_block_that_was_cut_short_is_freed_by_the_driver)
     }
 }
 
-/* A graph that never ran has allocated nothing. What the driver did not free in order is freed at the next trim: that
-   it knows no such memory is no error. */
+/* A graph that never ran has allocated nothing: that the driver knows no such memory is no error, but any other refusal
+   is. */
 TEST(memory_of_a_graph_that_never_ran_is_nothing_to_free)
 {
     begin_still();
@@ -1578,11 +1576,10 @@ TEST(memory_of_a_graph_that_never_ran_is_nothing_to_free)
     void *p = get(pool, MIB(2), s);
     OK(cudaStreamEndCapture(s, &graph));
     sim_fail("cuMemFreeAsync", 1, 1, cudaErrorUnknown);
-    OK(galloc_free(p, s));
+    EXPECT_EQ(galloc_free(p, s), cudaErrorUnknown);
     EXPECT(sim_failed() > 0);
     sim_fail_clear();
-    OK(galloc_pool_trim(pool, 0, NULL));
-    EXPECT_EQ(stats_of(pool).quarantined, 0);
+    OK(galloc_free(p, s));
     EXPECT_EQ(stats_of(pool).reserved.current, 0);
     EXPECT_EQ(galloc_pool_check(pool), 0);
     OK(cudaGraphDestroy(graph));
@@ -1662,7 +1659,8 @@ TEST(the_default_stream_of_a_thread_that_lives_is_waited_for)
     finish();
 }
 
-/* What the driver refuses then goes later, as long as the graph is there. A stream that was retired is waited for. */
+/* What the driver refuses to free then stays the program's, which may try again while the graph is there. A stream that
+   was retired is waited for. */
 TEST(memory_that_a_graph_leaves_goes_while_the_graph_is_there)
 {
     static const char *const calls[] = {"cuMemFreeAsync", "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"};
@@ -1680,13 +1678,15 @@ TEST(memory_that_a_graph_leaves_goes_while_the_graph_is_there)
         OK(galloc_record_stream(p, t));
         if (call < 4) sim_fail(calls[call], 1, 0, call ? cudaErrorInvalidValue : cudaErrorMemoryAllocation);
         else OK(galloc_stream_retire(t)); /* it may be destroyed already */
-        OK(galloc_free(p, s));
+        cudaError_t error = galloc_free(p, s);
         EXPECT_EQ(sim_failed(), call < 4);
+        EXPECT_EQ(error != cudaSuccess, call < 4);
         sim_fail_clear();
-        EXPECT_EQ(stats_of(pool).reserved.current, call < 4 ? MIB(2) : 0);
-        OK(cudaDeviceSynchronize());
-        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(stats_of(pool).live.current, call < 4 ? MIB(2) : 0);
+        if (error) EXPECT(strstr(galloc_last_message(), "memory that a graph allocates cannot be freed: ") != NULL);
+        if (error) OK(galloc_free(p, s));
         EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        OK(cudaDeviceSynchronize());
         OK(cudaGraphExecDestroy(exec));
         OK(cudaGraphDestroy(graph));
         EXPECT_EQ(sim_physical(0), 0);

@@ -1575,25 +1575,32 @@ TEST(the_driver_frees_a_graphs_block_after_a_per_thread_stream_of_another_contex
     finish();
 }
 
-/* A block that went with its context is not given to the driver, which may have given its address to the program. */
+/* A block that went with its context is not given to the driver, which may have given its address to the program. The
+   block may be one that a graph has left. */
 TEST(a_lost_block_of_the_drivers_is_not_freed_there)
 {
-    begin_devices(1, SIM_PACE_RANDOM);
-    CUcontext other = context_new(0);
-    galloc_pool *pool = pool_of("backend:cudaMallocAsync", 0);
-    cudaStream_t t = stream_in(other);
-    void *p = get(pool, MIB(4), t), *own = NULL;
-    reset(0);
-    OK(cudaMalloc(&own, MIB(4)));
-    EXPECT(own == p);
-    enter(other);
-    OK(galloc_free(p, t));
-    (void)primary(0);
-    OK(cudaFree(own)); /* it is still the program's */
-    enter(other);
-    pairs(pool, MIB(4), t, 2);
-    pool_end(pool);
-    finish();
+    for (int of_graph = 0; of_graph < 2; of_graph++) {
+        begin_devices(1, SIM_PACE_RANDOM);
+        CUcontext other = context_new(0);
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync", 0);
+        cudaStream_t t = stream_in(other);
+        cudaGraph_t graph = NULL;
+        if (of_graph) OK(cudaStreamBeginCapture(t, cudaStreamCaptureModeRelaxed));
+        void *p = get(pool, MIB(4), t), *own = NULL;
+        if (of_graph) OK(cudaStreamEndCapture(t, &graph));
+        reset(0);
+        OK(cudaMalloc(&own, MIB(4)));
+        if (!of_graph) EXPECT(own == p);
+        enter(other);
+        OK(galloc_free(p, t));
+        (void)primary(0);
+        OK(cudaFree(own)); /* it is still the program's */
+        enter(other);
+        if (of_graph) OK(cudaGraphDestroy(graph));
+        pairs(pool, MIB(4), t, 2);
+        pool_end(pool);
+        finish();
+    }
 }
 
 /* Launches of a graph that is gone may still run there: a trim that cannot wait for them says so, and does not leave
