@@ -17961,32 +17961,21 @@ static void gai_variant_pooled(gai_variant *variant)
 #define GAI_TUNE_PRESSED 0.9375  /* of the capacity */
 #define GAI_TUNE_EASED 0.75
 
-/* What is set now. */
-static galloc_decision gai_tune_settings(const gai_tuning *tuning)
-{
-    galloc_decision settings;
-    memset(&settings, 0, sizeof settings);
-    settings.overhead = tuning->overhead;
-    settings.growth = tuning->growth;
-    return settings;
-}
-
 /* Applies new settings and records the reason. Tuning stops when the list of decisions is full. */
-static void gai_pool_decide(galloc_pool *pool, const galloc_decision *settings, const char *reason)
+static void gai_pool_decide(galloc_pool *pool, double overhead, size_t growth, const char *reason)
 {
     gai_tuning *tuning = &pool->tuning;
     galloc_decision *decision = &tuning->decisions[tuning->decided++];
-    *decision = *settings;
-    tuning->overhead = settings->overhead;
-    tuning->growth = settings->growth;
+    decision->overhead = tuning->overhead = overhead;
+    decision->growth = tuning->growth = growth;
     tuning->watching = tuning->decided < GALLOC_DECISIONS;
     tuning->moves = tuning->created = 0;
     decision->live = gai_pool_live(pool);
     decision->held = pool->stats.reserved.current;
     decision->reason = reason;
     gai_note("heuristic: overhead %u.%04u, growth %zu MiB from now on, at %zu bytes live, %zu held: %s",
-             (unsigned)settings->overhead, (unsigned)(settings->overhead * 10000 + 0.5) % 10000,
-             settings->growth / GAI_MIB, decision->live, decision->held, reason);
+             (unsigned)overhead, (unsigned)(overhead * 10000 + 0.5) % 10000, growth / GAI_MIB, decision->live,
+             decision->held, reason);
 }
 
 /* When the driver refuses memory, or above 15/16 of the capacity, the overhead drops to 0, so that all memory is
@@ -17994,19 +17983,14 @@ static void gai_pool_decide(galloc_pool *pool, const galloc_decision *settings, 
 static int gai_tune_pressure(galloc_pool *pool, int refused)
 {
     gai_tuning *tuning = &pool->tuning;
-    galloc_decision settings = gai_tune_settings(tuning);
     double held = (double)pool->stats.reserved.current, most = (double)gai_pool_capacity(pool);
     if (!tuning->pressed && (refused || held > most * GAI_TUNE_PRESSED)) {
         tuning->pressed = 1;
         tuning->eased = tuning->overhead;
-        settings.overhead = 0;
-        settings.growth = 0;
-        gai_pool_decide(pool, &settings, refused ? "the device has no more memory" : "memory is nearly used up");
+        gai_pool_decide(pool, 0, 0, refused ? "the device has no more memory" : "memory is nearly used up");
     } else if (tuning->pressed && !refused && held < most * GAI_TUNE_EASED) {
         tuning->pressed = 0;
-        settings.overhead = tuning->eased;
-        settings.growth = pool->config.growth;
-        gai_pool_decide(pool, &settings, "there is memory again");
+        gai_pool_decide(pool, tuning->eased, pool->config.growth, "there is memory again");
     }
     return tuning->pressed;
 }
@@ -18016,22 +18000,19 @@ static int gai_tune_pressure(galloc_pool *pool, int refused)
 static void gai_tune_growth(galloc_pool *pool)
 {
     gai_tuning *tuning = &pool->tuning;
-    galloc_decision settings = gai_tune_settings(tuning);
     double held = (double)pool->stats.reserved.current;
     size_t page;
     if (tuning->churned || tuning->overhead < GAI_OVERHEAD_FRUGAL) return;
     if (tuning->asked > GAI_TUNE_CHURN * (double)pool->live_peak) {
         tuning->churned = 1;
         if (tuning->growth == pool->config.growth) return;
-        settings.growth = pool->config.growth;
-        gai_pool_decide(pool, &settings, "blocks come and go: pages that can move");
+        gai_pool_decide(pool, tuning->overhead, pool->config.growth, "blocks come and go: pages that can move");
         return;
     }
     page = gai_power_below(gai_max((size_t)(held * tuning->overhead / 2), 1));
     page = gai_min(page, 4 * GAI_PAGE_MAX);
     if (page <= gai_max(GAI_PAGE_MAX, tuning->growth)) return;
-    settings.growth = page;
-    gai_pool_decide(pool, &settings, "the program only grows: large pages will be full");
+    gai_pool_decide(pool, tuning->overhead, page, "the program only grows: large pages will be full");
 }
 
 /* Returns by how many percent the held bytes exceed the peak of live bytes. */
@@ -18046,7 +18027,6 @@ static unsigned gai_percents_above(const galloc_pool *pool)
 static void gai_tune_moves(galloc_pool *pool)
 {
     gai_tuning *tuning = &pool->tuning;
-    galloc_decision settings = gai_tune_settings(tuning);
     double peak = (double)pool->live_peak, most = (double)gai_pool_capacity(pool);
     double pages = (double)gai_max(pool->live_peak / GAI_PAGE_MAX, GAI_TUNE_PAGES);
     unsigned now = (unsigned)(tuning->overhead * 100 + 0.5), held = gai_percents_above(pool), from, to;
@@ -18055,8 +18035,7 @@ static void gai_tune_moves(galloc_pool *pool)
     if (to > GAI_TUNE_OVERHEAD_MAX) to = GAI_TUNE_OVERHEAD_MAX;
     if (to <= now || peak * (1 + to / 100.0) > most * GAI_TUNE_EASED) return;
     if ((double)tuning->moves < GAI_TUNE_MOVES * pages * (to > from ? to - from : 1)) return;
-    settings.overhead = to / 100.0;
-    gai_pool_decide(pool, &settings, "moves have cost more than the memory that spares them");
+    gai_pool_decide(pool, to / 100.0, tuning->growth, "moves have cost more than the memory that spares them");
 }
 
 /* The page size follows from the overhead: more overhead gives larger and fewer pages. When creations have cost twice
@@ -18064,14 +18043,13 @@ static void gai_tune_moves(galloc_pool *pool)
 static void gai_tune_creations(galloc_pool *pool)
 {
     gai_tuning *tuning = &pool->tuning;
-    galloc_decision settings = gai_tune_settings(tuning);
     double pages = (double)(pool->live_peak / GAI_PAGE_MAX), rent = (double)tuning->created / GAI_TUNE_CREATIONS;
     unsigned now = (unsigned)(tuning->overhead * 1000 + 0.5);
     if (tuning->growth || gai_pool_capacity(pool) < pool->device_bytes || pages < GAI_TUNE_CREATED) return;
     if (tuning->overhead < GAI_OVERHEAD_FRUGAL || now >= GAI_TUNE_CREATED_MAX) return;
     if (rent < 2 * tuning->overhead * 100 * pages) return;
-    settings.overhead = (double)gai_min(now + now / 4, GAI_TUNE_CREATED_MAX) / 1000.0;
-    gai_pool_decide(pool, &settings, "pages are created for more than the memory that spares them");
+    gai_pool_decide(pool, (double)gai_min(now + now / 4, GAI_TUNE_CREATED_MAX) / 1000.0, tuning->growth,
+                    "pages are created for more than the memory that spares them");
 }
 
 /* After a miss. `refused`: the driver reported that it has no more memory. At most one rule decides, since a decision
