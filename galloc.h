@@ -14370,7 +14370,7 @@ static cudaError_t gai_graph_release(galloc_pool *pool, const galloc_graph *hand
 
 #define GAI_OVERHEAD_MAX 100
 #define GAI_MILLION ((uint64_t)1000000) /* fractions have six decimal places */
-#define GAI_MESSAGE 480 /* longest message of galloc_config_parse */
+#define GAI_MESSAGE 480 /* longest message of galloc_config_parse; `message` has as many bytes */
 
 /* A range of the text that is parsed. */
 typedef struct gai_text {
@@ -14668,11 +14668,9 @@ static void gai_print_word(gai_string *string, const char *words, int number)
 }
 
 /* `place`: position of the setting in the text, or of the later one of two; 0: the text does not contain it. */
-static void gai_say_misfit(const galloc_config *config, const gai_key *key, size_t place, char *message, size_t size)
+static void gai_say_misfit(const galloc_config *config, const gai_key *key, size_t place, char *message)
 {
-    gai_string string;
-    string.at = message;
-    string.left = size;
+    gai_string string = {message, GAI_MESSAGE};
     if (place) gai_print(&string, "at %zu: ", place);
     gai_print(&string, "%s is ", key->name);
     if (key->form == GAI_WORDS) {
@@ -14686,17 +14684,17 @@ static void gai_say_misfit(const galloc_config *config, const gai_key *key, size
 }
 
 /* Checks all settings, and writes the first that is out of range into `message`. */
-static int gai_config_is_right(const galloc_config *config, char *message, size_t size)
+static int gai_config_is_right(const galloc_config *config, char *message)
 {
     const gai_key *misfit;
     int i;
     for (i = 0; i < GAI_KEYS; i++) {
         if (gai_key_is_right(config, &gai_keys[i])) continue;
-        (void)snprintf(message, size, "%s is out of range: must be %s", gai_keys[i].name, gai_keys[i].values);
+        (void)snprintf(message, GAI_MESSAGE, "%s is out of range: must be %s", gai_keys[i].name, gai_keys[i].values);
         return 0;
     }
     misfit = gai_config_misfit(config);
-    if (misfit) gai_say_misfit(config, misfit, 0, message, size);
+    if (misfit) gai_say_misfit(config, misfit, 0, message);
     return !misfit;
 }
 
@@ -14962,20 +14960,19 @@ static const char *gai_flags_with(gai_text word)
     return NULL;
 }
 
-static void gai_say_unknown(gai_text key, size_t place, char *message, size_t size)
+static void gai_say_unknown(gai_text key, gai_string *message)
 {
     const char *near = gai_key_near(key), *flags = gai_flags_with(key);
     int shown = (int)gai_min(key.length, 40);
     if (memchr(key.at, '=', key.length))
-        (void)snprintf(message, size, "at %zu: '%.*s': write key:value, with ':' for '='", place, shown, key.at);
+        gai_print(message, "'%.*s': write key:value, with ':' for '='", shown, key.at);
     else if (flags)
-        (void)snprintf(message, size, "at %zu: '%.*s' is no key but a value of %s: join its values with '+'",
-                       place, shown, key.at, flags);
+        gai_print(message, "'%.*s' is no key but a value of %s: join its values with '+'", shown, key.at, flags);
     else if (near)
-        (void)snprintf(message, size, "at %zu: unknown key '%.*s'; perhaps %s?", place, shown, key.at, near);
+        gai_print(message, "unknown key '%.*s'; perhaps %s?", shown, key.at, near);
     else
-        (void)snprintf(message, size, "at %zu: unknown key '%.*s'; the keys are the members of galloc_config, such as "
-                       "memory_limit, overhead, gc_threshold", place, shown, key.at);
+        gai_print(message, "unknown key '%.*s'; the keys are the members of galloc_config, such as memory_limit, "
+                           "overhead, gc_threshold", shown, key.at);
 }
 
 /* The keys of a text. Bit i: gai_keys[i], as it is, or with _mb. */
@@ -14999,7 +14996,6 @@ typedef struct gai_parsing {
     gai_seen seen;
     size_t places[GAI_KEYS]; /* their positions in the text, counted from 1 */
     char *message;
-    size_t size;
 } gai_parsing;
 
 /* Returns whether a value that cannot be parsed is just too large: its last digit, with what follows, can be. */
@@ -15016,44 +15012,43 @@ static int gai_value_is_too_large(const gai_key *key, gai_text text, int mib)
 }
 
 /* Says of a value that it is out of range, and what the range is. `values` tells it, but for the largest numbers. */
-static void gai_say_range(const gai_key *key, gai_text name, gai_text value, const char *values, size_t place,
-                          char *message, size_t size)
+static void gai_say_range(const gai_key *key, gai_text name, gai_text value, const char *values, gai_string *message)
 {
     const char *most = key->form == GAI_TIME ? "less than 2^64 ns: " : "less than 2^64 bytes: ";
     if (key->most < SIZE_MAX) {
         most = "";
         values = key->values;
     }
-    (void)snprintf(message, size, "at %zu: '%.*s' is out of range for %.*s: must be %s%s", place,
-                   (int)gai_min(value.length, 40), value.at, (int)name.length, name.at, most, values);
+    gai_print(message, "'%.*s' is out of range for %.*s: must be %s%s", (int)gai_min(value.length, 40), value.at,
+              (int)name.length, name.at, most, values);
 }
 
-/* Parses one key:value pair. On an error writes the message and returns 0. */
+/* Parses one key:value pair. On an error writes the message and returns 0; else the message means nothing. */
 static int gai_parse_pair(gai_parsing *parsing, gai_text pair, size_t place)
 {
     gai_text name;
     int mib, before, has_value = gai_text_cut(&pair, ':', &name), shown = (int)gai_min(pair.length, 40);
     const gai_key *key = gai_key_find(name, &mib);
     const char *values = mib ? "a whole number of MiB" : key ? key->values : "";
+    gai_string message = {parsing->message, GAI_MESSAGE};
+    gai_print(&message, "at %zu: ", place);
     if (!name.length)
-        (void)snprintf(parsing->message, parsing->size, "at %zu: a key is missing; settings are key:value pairs with "
-                       "commas between", place);
+        gai_print(&message, "a key is missing; settings are key:value pairs with commas between");
     else if (!key)
-        gai_say_unknown(name, place, parsing->message, parsing->size);
+        gai_say_unknown(name, &message);
     else if (!has_value)
-        (void)snprintf(parsing->message, parsing->size, "at %zu: '%.*s' needs ':' and a value: %s", place,
-                       (int)name.length, name.at, values);
+        gai_print(&message, "'%.*s' needs ':' and a value: %s", (int)name.length, name.at, values);
     else if (gai_key_seen(&parsing->seen, key, &before))
-        (void)snprintf(parsing->message, parsing->size, "at %zu: '%s' is given twice", place, key->name);
+        gai_print(&message, "'%s' is given twice", key->name);
     else if (key->at == GAI_MEMBER(like) && (parsing->seen.plain | parsing->seen.in_mib))
-        (void)snprintf(parsing->message, parsing->size, "at %zu: 'like' must come first", place);
+        gai_print(&message, "'like' must come first");
     else if (!gai_parse_value(&parsing->config, key, pair, mib) && gai_value_is_too_large(key, pair, mib))
-        gai_say_range(key, name, pair, values, place, parsing->message, parsing->size);
+        gai_say_range(key, name, pair, values, &message);
     else if (!gai_parse_value(&parsing->config, key, pair, mib))
-        (void)snprintf(parsing->message, parsing->size, "at %zu: '%.*s' is no value for %.*s: must be %s", place, shown,
-                       pair.at, (int)name.length, name.at, values);
+        gai_print(&message, "'%.*s' is no value for %.*s: must be %s", shown, pair.at, (int)name.length, name.at,
+                  values);
     else if (!gai_key_is_right(&parsing->config, key))
-        gai_say_range(key, name, pair, values, place, parsing->message, parsing->size);
+        gai_say_range(key, name, pair, values, &message);
     else {
         *(mib ? &parsing->seen.in_mib : &parsing->seen.plain) |= (uint64_t)1 << (key - gai_keys);
         parsing->places[gai_key_index(key)] = place;
@@ -15071,8 +15066,7 @@ static void gai_make_one_line(char *message)
 
 /* Parses a text; changes `config` only if the whole text is valid. `stood` maps each character and the end of the text
    to its position in what the user wrote; NULL: the positions are the same. */
-static int gai_parse(galloc_config *config, const char *text, const uint32_t *stood, gai_seen *seen, char *message,
-                     size_t size)
+static int gai_parse(galloc_config *config, const char *text, const uint32_t *stood, gai_seen *seen, char *message)
 {
     gai_parsing parsing;
     gai_text rest = gai_text_of(text), pair;
@@ -15081,7 +15075,6 @@ static int gai_parse(galloc_config *config, const char *text, const uint32_t *st
     memset(&parsing, 0, sizeof parsing);
     parsing.config = *config;
     parsing.message = message;
-    parsing.size = size;
     while (more) {
         size_t at = (size_t)(rest.at - text), place = (stood ? stood[at] : at) + 1;
         more = gai_text_cut_pair(&rest, &pair);
@@ -15094,7 +15087,7 @@ static int gai_parse(galloc_config *config, const char *text, const uint32_t *st
         size_t place = parsing.places[gai_key_index(misfit)];
         if (misfit->form != GAI_WORDS)
             place = gai_max(place, parsing.places[gai_key_index(gai_key_at(GAI_MEMBER(large_segment_size)))]);
-        gai_say_misfit(&parsing.config, misfit, place, message, size);
+        gai_say_misfit(&parsing.config, misfit, place, message);
         return 0;
     }
     *config = parsing.config;
@@ -15166,10 +15159,8 @@ static void gai_print_value(gai_string *string, const galloc_config *config, con
 /* Prints all settings as a text that can be parsed again. Returns 0 if the text does not fit. */
 static int gai_config_print(const galloc_config *config, char *text, size_t size)
 {
-    gai_string string;
+    gai_string string = {text, size};
     int i;
-    string.at = text;
-    string.left = size;
     for (i = 0; i < GAI_KEYS; i++) {
         const gai_key *key = &gai_keys[i];
         if (key->form >= GAI_NO_SETTING || gai_key_index(key) != i) continue;
@@ -15218,26 +15209,24 @@ static unsigned gai_config_circumstances(const galloc_config *config)
 }
 
 /* Appends "a, b: no effect ..." to the message, of the settings named "a,b" those that the text gave, by its keys. */
-static void gai_say_idle(const gai_seen *seen, const char *names, const char *because, char *message, size_t size)
+static void gai_say_idle(const gai_seen *seen, const char *names, const char *because, char *message)
 {
     gai_text rest = gai_text_of(names), name;
     int more = 1, mib, said = 0;
-    size_t length;
+    size_t length = strlen(message);
+    gai_string string = {message + length, GAI_MESSAGE - length};
     while (more) {
         const gai_key *key;
         more = gai_text_cut(&rest, ',', &name);
         key = gai_key_seen(seen, gai_key_find(name, &mib), &mib);
         if (!key) continue;
-        length = strlen(message);
-        (void)snprintf(message + length, size - length, "%s%s%s", said++ ? ", " : length ? "; " : "", key->name,
-                       mib ? "_mb" : "");
+        gai_print(&string, "%s%s%s", said++ ? ", " : length ? "; " : "", key->name, mib ? "_mb" : "");
     }
-    length = strlen(message);
-    if (said) (void)snprintf(message + length, size - length, ": no effect %s", because);
+    if (said) gai_print(&string, ": no effect %s", because);
 }
 
 /* Lists the settings of a text that have no effect in combination with others. */
-static void gai_config_say_idle(const galloc_config *config, const gai_seen *seen, char *message, size_t size)
+static void gai_config_say_idle(const galloc_config *config, const gai_seen *seen, char *message)
 {
     static const struct {
         unsigned with, without; /* all of these circumstances, none of those */
@@ -15272,7 +15261,7 @@ static void gai_config_say_idle(const galloc_config *config, const gai_seen *see
     message[0] = 0;
     for (i = 0; i < sizeof rules / sizeof rules[0]; i++)
         if ((is & rules[i].with) == rules[i].with && !(is & rules[i].without))
-            gai_say_idle(seen, rules[i].names, rules[i].because, message, size);
+            gai_say_idle(seen, rules[i].names, rules[i].because, message);
 }
 
 /* ==== LOG ======================================================================================================= */
@@ -15502,15 +15491,13 @@ static void gai_damages_say(void)
 {
     char kept[sizeof gai_thread.message];
     gai_damage damages[GAI_DAMAGES];
-    gai_string string;
     uint64_t i, n = gai_thread.damaged;
     if (gai_thread.in_log) return; /* they are told when that has returned */
     gai_thread.damaged = 0;
     memcpy(damages, gai_thread.damages, sizeof damages);
     memcpy(kept, gai_thread.message, sizeof kept);
     for (i = 0; i < n && i <= GAI_DAMAGES; i++) {
-        string.at = gai_thread.message;
-        string.left = sizeof gai_thread.message;
+        gai_string string = {gai_thread.message, sizeof gai_thread.message};
         if (i < GAI_DAMAGES) gai_damage_print(&string, &damages[i]);
         else gai_print(&string, "debug: and %llu more blocks", (unsigned long long)(n - i));
         gai_log_line(GALLOC_LOG_ERROR, 0);
@@ -15549,9 +15536,7 @@ static cudaError_t gai_end_giving(const char *function, cudaError_t error)
 static int gai_conf_path(const char *key, int device, char *buffer, size_t size)
 {
     gai_text value;
-    gai_string path;
-    path.at = buffer;
-    path.left = size;
+    gai_string path = {buffer, size};
     return gai_conf_value(getenv("GALLOC_CONF"), key, &value) && gai_path_expand(value, device, &path);
 }
 
@@ -15697,10 +15682,8 @@ static void gai_report_advise_device(gai_string *string, const galloc_report *re
 /* Returns 0 if the text does not fit. */
 static int gai_report_print(const galloc_report *report, char *text, size_t size)
 {
-    gai_string string;
+    gai_string string = {text, size};
     const char *before;
-    string.at = text;
-    string.left = size;
     gai_print(&string, "out of memory: %zu %sbytes (%zu %s) on stream %llu%s\ncause: %s\n", report->asked,
               report->grows ? "more " : "", report->rounded,
               report->grows ? "in further pages"
@@ -18097,7 +18080,7 @@ static cudaError_t gai_config_check(const galloc_config *config, int *devices)
     if (config->device < -1 || config->device >= *devices)
         return gai_fail(cudaErrorInvalidDevice, "device %d does not exist: must be -1 or below %d, the number of "
                         "devices", config->device, *devices);
-    if (!gai_config_is_right(config, message, sizeof message))
+    if (!gai_config_is_right(config, message))
         return gai_fail(cudaErrorInvalidValue, "config: %s%s", message, gai_config_is_begun(config) ? "" :
                         "; start from what galloc_config_default() returns");
     return cudaSuccess;
@@ -20123,7 +20106,7 @@ static cudaError_t gai_config_of_torch(galloc_config *config, const char **name,
     if (!given) return cudaSuccess;
     if (!gai_text_of_torch(given, text, stood, sizeof text))
         return gai_fail(cudaErrorInvalidValue, "%s: longer than %zu characters", *name, sizeof text - 1);
-    if (gai_parse(config, text, stood, seen, message, sizeof message)) return cudaSuccess;
+    if (gai_parse(config, text, stood, seen, message)) return cudaSuccess;
     return gai_fail(cudaErrorInvalidValue, "%s: %s", *name, message);
 }
 
@@ -20137,12 +20120,12 @@ static cudaError_t gai_config_of_environment(galloc_config *config)
     int right;
     *config = gai_config_default();
     if (!text) return cudaSuccess;
-    right = gai_parse(config, text, NULL, &seen, message, sizeof message);
+    right = gai_parse(config, text, NULL, &seen, message);
     if (right && config->like == GALLOC_LIKE_PYTORCH) {
         *config = gai_config_default();
         gai_config_like(config, GALLOC_LIKE_PYTORCH);
         error = gai_config_of_torch(config, &there, &seen_there);
-        if (!error) right = gai_parse(config, text, NULL, &seen, message, sizeof message);
+        if (!error) right = gai_parse(config, text, NULL, &seen, message);
     }
     if (!error && !right) error = gai_fail(cudaErrorInvalidValue, "GALLOC_CONF: %s", message);
     if (error) {
@@ -20152,7 +20135,7 @@ static cudaError_t gai_config_of_environment(galloc_config *config)
     right = (seen_there.plain | seen_there.in_mib) != 0;
     seen.plain |= seen_there.plain;
     seen.in_mib |= seen_there.in_mib;
-    gai_config_say_idle(config, &seen, message, sizeof message);
+    gai_config_say_idle(config, &seen, message);
     if (message[0]) gai_note("GALLOC_CONF%s%s: %s", right ? " and " : "", right ? there : "", message);
     return cudaSuccess;
 }
@@ -20954,10 +20937,9 @@ GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *te
     gai_seen seen = {0, 0};
     int right;
     if (!config || !text) gai_copy_text(answer, sizeof answer, "config and text must not be NULL");
-    right = config && text && gai_parse(config, text, NULL, &seen, answer, sizeof answer);
-    if (right) gai_config_say_idle(config, &seen, answer, sizeof answer);
-    if (right)
-        gai_say_idle(&seen, "log,snapshot_on_oom,trace", "but in the variable GALLOC_CONF", answer, sizeof answer);
+    right = config && text && gai_parse(config, text, NULL, &seen, answer);
+    if (right) gai_config_say_idle(config, &seen, answer);
+    if (right) gai_say_idle(&seen, "log,snapshot_on_oom,trace", "but in the variable GALLOC_CONF", answer);
     if (message && size) gai_copy_text(message, size, answer);
     return right ? cudaSuccess : gai_end(__func__, gai_fail(cudaErrorInvalidValue, "configuration: %s", answer));
 }
@@ -20968,7 +20950,7 @@ GALLOC_API cudaError_t galloc_config_print(const galloc_config *config, char *te
     if (text && size) text[0] = 0;
     if (!config || !text || !size)
         return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "config and text must not be NULL"));
-    if (!gai_config_is_right(config, message, sizeof message))
+    if (!gai_config_is_right(config, message))
         return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "config: %s", message));
     if (gai_config_print(config, text, size)) return cudaSuccess;
     text[0] = 0;
@@ -21481,12 +21463,10 @@ GALLOC_API cudaError_t galloc_snapshot_save(galloc_pool *pool, const char *path)
 
 GALLOC_API cudaError_t galloc_live_text(galloc_pool *pool, char *text, size_t size)
 {
-    gai_string string;
+    gai_string string = {text, size};
     gai_live_groups live;
     cudaError_t error;
     if (!text || !size) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "text must not be NULL"));
-    string.at = text;
-    string.left = size;
     text[0] = 0;
     error = gai_live_take(pool, &live);
     if (error) return gai_end(__func__, error);
