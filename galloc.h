@@ -16260,37 +16260,23 @@ static int gai_check_pool(galloc_pool *pool)
 
 /* ---- torch_stats ---- */
 
-/* torch_stats counts each number for all blocks and for the small or the large ones. `new_ones` adds to the total as
-   well. */
-static void gai_torch_add_one(galloc_stat *stat, size_t n, int new_ones)
+/* Adds to the current value, or subtracts from it. `new_ones`: what is added counts in the total as well. */
+static void gai_torch_move_one(galloc_stat *stat, size_t n, int enters, int new_ones)
 {
-    stat->current += n;
-    stat->total += new_ones ? n : 0;
+    stat->current += enters ? n : 0 - n;
+    stat->total += enters && new_ones ? n : 0;
     if (stat->current > stat->peak) stat->peak = stat->current;
 }
 
-static void gai_torch_add(galloc_torch_stat *stat, int small, size_t n, int new_ones)
+/* torch_stats counts each number for all blocks and for the small or the large ones. */
+static void gai_torch_move(galloc_torch_stat *stat, int small, size_t n, int enters, int new_ones)
 {
-    gai_torch_add_one(&stat->all, n, new_ones);
-    gai_torch_add_one(small ? &stat->small_pool : &stat->large_pool, n, new_ones);
-}
-
-static void gai_torch_subtract(galloc_torch_stat *stat, int small, size_t n)
-{
-    stat->all.current -= n;
-    if (small) stat->small_pool.current -= n;
-    else stat->large_pool.current -= n;
+    gai_torch_move_one(&stat->all, n, enters, new_ones);
+    gai_torch_move_one(small ? &stat->small_pool : &stat->large_pool, n, enters, new_ones);
 }
 
 /* Does the block span its whole segment? */
 static int gai_block_is_whole(const gai_block *block) { return block->bytes == block->segment->bytes; }
-
-/* Adds to the current value, or subtracts from it. */
-static void gai_torch_move(galloc_torch_stat *stat, int small, size_t n, int enters, int new_ones)
-{
-    if (enters) gai_torch_add(stat, small, n, new_ones);
-    else gai_torch_subtract(stat, small, n);
-}
 
 /* Counts a free block of a block pool that enters a set, or leaves it with the size that it had there. */
 static void gai_torch_count_free(const gai_set *set, const gai_block *block, int enters)
@@ -16319,9 +16305,7 @@ static void gai_torch_count_used(galloc_pool *pool, const gai_block *block, int 
     gai_torch_move(&stats->allocated_bytes, small, block->bytes, begins, 1);
     gai_torch_move(&stats->active_bytes, small, block->bytes, begins, 1);
     gai_torch_move(&stats->requested_bytes, small, (size_t)block->requested, begins, 1);
-    if (!gai_pool_is_oversize(pool, block->bytes)) return;
-    if (begins) gai_torch_add_one(&stats->oversize_allocations, 1, 1);
-    else stats->oversize_allocations.current--;
+    if (gai_pool_is_oversize(pool, block->bytes)) gai_torch_move_one(&stats->oversize_allocations, 1, begins, 1);
 }
 
 static void gai_torch_change(galloc_torch_stat *stat, int small, size_t before, size_t now)
@@ -16337,8 +16321,8 @@ static void gai_torch_count_resized(galloc_pool *pool, const gai_block *block, s
     gai_torch_change(&stats->allocated_bytes, small, bytes, block->bytes);
     gai_torch_change(&stats->active_bytes, small, bytes, block->bytes);
     gai_torch_change(&stats->requested_bytes, small, requested, (size_t)block->requested);
-    if (gai_pool_is_oversize(pool, bytes)) stats->oversize_allocations.current--;
-    if (gai_pool_is_oversize(pool, block->bytes)) gai_torch_add_one(&stats->oversize_allocations, 1, 0);
+    if (gai_pool_is_oversize(pool, bytes)) gai_torch_move_one(&stats->oversize_allocations, 1, 0, 0);
+    if (gai_pool_is_oversize(pool, block->bytes)) gai_torch_move_one(&stats->oversize_allocations, 1, 1, 0);
 }
 
 static void gai_torch_stat_reset(galloc_torch_stat *stat)
@@ -16571,9 +16555,9 @@ static void gai_segment_enter_block_pool(galloc_pool *pool, gai_segment *segment
     segment->block_pool = block_pool;
     segment->searches = pool->searches;
     block_pool->segments++;
-    gai_torch_add(&stats->segment, block_pool->small, 1, 1);
-    gai_torch_add(&stats->reserved_bytes, block_pool->small, segment->bytes, 1);
-    if (gai_pool_is_oversize(pool, segment->bytes)) gai_torch_add_one(&stats->oversize_segments, 1, 1);
+    gai_torch_move(&stats->segment, block_pool->small, 1, 1, 1);
+    gai_torch_move(&stats->reserved_bytes, block_pool->small, segment->bytes, 1, 1);
+    if (gai_pool_is_oversize(pool, segment->bytes)) gai_torch_move_one(&stats->oversize_segments, 1, 1, 1);
     stats->num_device_alloc++;
 }
 
@@ -16583,9 +16567,9 @@ static void gai_segment_leave_block_pool(galloc_pool *pool, gai_segment *segment
     galloc_torch_stats *stats = &pool->torch_stats;
     gai_block_pool *block_pool = segment->block_pool;
     if (!block_pool) return;
-    gai_torch_subtract(&stats->segment, block_pool->small, 1);
-    gai_torch_subtract(&stats->reserved_bytes, block_pool->small, segment->bytes);
-    if (gai_pool_is_oversize(pool, segment->bytes)) stats->oversize_segments.current--;
+    gai_torch_move(&stats->segment, block_pool->small, 1, 0, 0);
+    gai_torch_move(&stats->reserved_bytes, block_pool->small, segment->bytes, 0, 0);
+    if (gai_pool_is_oversize(pool, segment->bytes)) gai_torch_move_one(&stats->oversize_segments, 1, 0, 0);
     stats->num_device_free++;
     block_pool->segments--;
     gai_block_pool_end(pool, block_pool);
@@ -17035,17 +17019,17 @@ static int gai_check_block_pool(galloc_pool *pool, const gai_block_pool *block_p
     for (segment = pool->segments; segment; segment = segment->next) {
         segments += segment->block_pool == block_pool;
         if (!segment->block_pool || segment->block_pool->small != block_pool->small) continue;
-        gai_torch_add(&found.segment, block_pool->small, 1, 0);
-        gai_torch_add(&found.reserved_bytes, block_pool->small, segment->bytes, 0);
+        gai_torch_move(&found.segment, block_pool->small, 1, 1, 0);
+        gai_torch_move(&found.reserved_bytes, block_pool->small, segment->bytes, 1, 0);
         for (block = segment->first; block; block = block->next) {
             if (block->kind == GAI_USED) {
-                gai_torch_add(&found.allocated_bytes, block_pool->small, block->bytes, 0);
-                gai_torch_add(&found.allocation, block_pool->small, 1, 0);
-                gai_torch_add(&found.requested_bytes, block_pool->small, (size_t)block->requested, 0);
+                gai_torch_move(&found.allocated_bytes, block_pool->small, block->bytes, 1, 0);
+                gai_torch_move(&found.allocation, block_pool->small, 1, 1, 0);
+                gai_torch_move(&found.requested_bytes, block_pool->small, (size_t)block->requested, 1, 0);
             }
             if (block->kind != GAI_FREE || block->set == &pool->mixed || gai_block_is_whole(block)) continue;
-            gai_torch_add(&found.inactive_split, block_pool->small, 1, 0);
-            gai_torch_add(&found.inactive_split_bytes, block_pool->small, block->bytes, 0);
+            gai_torch_move(&found.inactive_split, block_pool->small, 1, 1, 0);
+            gai_torch_move(&found.inactive_split_bytes, block_pool->small, block->bytes, 1, 0);
         }
     }
 #define GAI_TORCH_DIFFERS(field)                                                                       \
