@@ -3365,7 +3365,6 @@ struct galloc_pool {
     gai_mapping *quarantine; /* that the driver would not unmap, or whose page it would not release */
     uint64_t freed_slots; /* slots that became free since runs were examined */
     gai_slab blocks, marks, pages, mappings, events, waits, positions;
-    size_t promised_jobs; /* marks that are promised to jobs under way */
 
     /* Streams and captures. */
     gai_stream *streams,
@@ -16234,7 +16233,7 @@ static int gai_check_pool(galloc_pool *pool)
     broken += pool->tuning.decided > GALLOC_DECISIONS;
     broken += gai_check_holes(pool, &census);
     broken += gai_check_slabs(pool, &census);
-    broken += pool->marks.promised != census.promised + pool->promised_jobs;
+    broken += pool->marks.promised != census.promised;
     broken += quarantined != pool->stats.quarantined;
     broken += of_graphs != pool->of_graphs;
     census.free += parked;
@@ -17306,21 +17305,6 @@ static int gai_async_keep(galloc_pool *pool, gai_segment *segment)
 
 /* ---- blocks of the driver ---- */
 
-/* Promises a job a mark. 0: no host memory. [lock] */
-static int gai_pool_promise_mark(galloc_pool *pool)
-{
-    if (!gai_slab_need(&pool->marks, 1)) return 0;
-    pool->marks.promised++;
-    pool->promised_jobs++;
-    return 1;
-}
-
-static void gai_pool_unpromise_mark(galloc_pool *pool)
-{
-    pool->marks.promised--;
-    pool->promised_jobs--;
-}
-
 /* As gai_job_take_fixed. Work queued on the job's stream may still use memory of cudaMallocAsync: if the job has no
    host memory to take it, the block gets a mark of that stream. */
 static void gai_job_take_given(gai_job *job, gai_block *block)
@@ -17363,14 +17347,15 @@ static void gai_job_supply_given(gai_job *job)
     size_t given = whole ? job->params.bytes : job->params.requested;
     int promised, asked = 0;
     gai_lock_on(&pool->lock);
-    promised = gai_pool_promise_mark(pool);
+    promised = gai_slab_need(&pool->marks, 1);
+    pool->marks.promised += (size_t)promised; /* for the job itself: gai_job_take_given */
     gai_lock_off(&pool->lock);
     if (promised) {
         asked = gai_pool_may_ask(job, bytes);
         if (asked) result = gai_segment_fixed(pool, bytes, given + slack, &job->site, &block);
         job->overgrown |= result == CUDA_ERROR_NOT_READY;
         gai_lock_on(&pool->lock);
-        gai_pool_unpromise_mark(pool);
+        pool->marks.promised--;
         if (block) gai_job_take_given(job, block);
         gai_lock_off(&pool->lock);
     }
