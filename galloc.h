@@ -15947,20 +15947,42 @@ static int gai_check_given(const gai_block *block)
     return !mark + !(block->tag & GAI_SPECIAL);
 }
 
-/* Checks that every byte of used and free blocks has a page and none of holes and rooms does. Busy blocks are in
-   transit. */
-static int gai_check_pages(const gai_block *block)
+/* Checks the equations above gai_page and gai_mapping. */
+static int gai_check_page(const gai_page *page)
+{
+    const gai_mapping *mapping;
+    int mapped = 0, broken = page->current != NULL;
+    for (mapping = page->shown; mapping; mapping = mapping->next_shown) {
+        mapped += mapping->addr != 0;
+        broken -= mapping == page->current;
+        broken += mapping->page != page || mapping->bytes != page->bytes;
+    }
+    return broken + (mapped != page->mappings);
+}
+
+/* Checks that every byte of used and free blocks has a page and none of holes and rooms does, and counts the pages that
+   begin in the block. Busy blocks are in transit. */
+static int gai_check_pages(const gai_block *block, gai_census *census)
 {
     uintptr_t at = block->addr, end = block->addr + block->bytes;
+    const gai_segment *segment = block->segment;
     int broken = 0, mapped = gai_block_is_mapped(block);
     if (block->kind == GAI_BUSY) return 0;
-    if (block->segment->given) return !block->segment->whole->page->current;
+    if (segment->given && mapped && block == segment->first) {
+        gai_census_page(census, segment->whole->page, segment->bytes, 1);
+        census->found.mappings++;
+    }
+    if (segment->given) return !segment->whole->page->current;
     if (block->kind == GAI_ALIAS) return gai_page_at(at) != (gai_block_is_parked(block) ? block->alias : NULL);
     while (at < end && mapped) {
         const gai_mapping *mapping = gai_page_at(at);
         if (!mapping) return broken + 1;
-        broken += at < mapping->addr || at >= mapping->addr + mapping->bytes || mapping->segment != block->segment;
+        broken += at < mapping->addr || at >= mapping->addr + mapping->bytes || mapping->segment != segment;
         at = mapping->addr + mapping->bytes;
+        if (mapping->addr < block->addr) continue;
+        gai_census_page(census, mapping->page, mapping->bytes, 1);
+        census->found.mappings++;
+        broken += gai_check_page(mapping->page);
     }
     for (; at < end && at - block->addr < 64 * GAI_FIXED_SMALL; at += GAI_FIXED_SMALL)
         broken += gai_page_at(at) != NULL;
@@ -15978,7 +16000,7 @@ static int gai_check_found(const gai_block *block)
 }
 
 /* Checks the equations above gai_block. */
-static int gai_check_block(galloc_pool *pool, const gai_block *block)
+static int gai_check_block(galloc_pool *pool, const gai_block *block, gai_census *census)
 {
     const gai_block *next = block->next;
     const void *held = gai_load_pointer(&block->lent);
@@ -15998,42 +16020,7 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block)
     if (block->kind != GAI_USED && block->kind != GAI_BUSY)
         broken += (block->kind == GAI_ROOM || block->room) != (gai_room_owner(block) != NULL);
     broken += block->room && block->kind != GAI_USED && block->kind != GAI_BUSY && block->kind != GAI_ALIAS;
-    return broken + gai_check_marks(block) + gai_check_given(block) + gai_check_pages(block);
-}
-
-/* Checks the equations above gai_page and gai_mapping. */
-static int gai_check_page(const gai_page *page)
-{
-    const gai_mapping *mapping;
-    int mapped = 0, broken = page->current != NULL;
-    for (mapping = page->shown; mapping; mapping = mapping->next_shown) {
-        mapped += mapping->addr != 0;
-        broken -= mapping == page->current;
-        broken += mapping->page != page || mapping->bytes != page->bytes;
-    }
-    return broken + (mapped != page->mappings);
-}
-
-/* Checks and counts the pages that begin in a block. */
-static int gai_check_mapped(const gai_block *block, gai_census *census)
-{
-    uintptr_t at = gai_down(block->addr, GAI_FIXED_SMALL), end = block->addr + block->bytes;
-    const gai_segment *segment = block->segment;
-    int broken = 0;
-    if (segment->given && block == segment->first && gai_block_is_mapped(block)) {
-        gai_census_page(census, segment->whole->page, segment->bytes, 1);
-        census->found.mappings++;
-    }
-    while (at < end && gai_block_is_mapped(block) && !segment->given) {
-        const gai_mapping *mapping = gai_page_at(at);
-        if (mapping && mapping->addr >= block->addr) {
-            gai_census_page(census, mapping->page, mapping->bytes, 1);
-            census->found.mappings++;
-            broken += gai_check_page(mapping->page);
-        }
-        at = mapping ? mapping->addr + mapping->bytes : end;
-    }
-    return broken;
+    return broken + gai_check_marks(block) + gai_check_given(block) + gai_check_pages(block, census);
 }
 
 static int gai_check_segment(galloc_pool *pool, const gai_segment *segment, gai_census *census)
@@ -16046,8 +16033,7 @@ static int gai_check_segment(galloc_pool *pool, const gai_segment *segment, gai_
         census->found.mappings++;
     }
     for (block = segment->first; block; block = block->next) {
-        if (!segment->lost) broken += gai_check_block(pool, block);
-        if (!segment->lost) broken += gai_check_mapped(block, census);
+        if (!segment->lost) broken += gai_check_block(pool, block, census);
         bytes += block->bytes;
         census->found.blocks++;
         census->found.marks += gai_marks_count(block->marks) + gai_marks_count(block->recorded_uses);
