@@ -15816,7 +15816,6 @@ static int gai_check_graphs(const galloc_pool *pool)
 
 typedef struct gai_census {
     size_t used, requested, blocks, free, largest, holes, bytes, promised;
-    size_t large; /* blocks with gai_cache.large bytes */
     galloc_pages pages[GALLOC_PAGE_SIZES];
     struct {
         size_t blocks, marks, mappings, events, waits, positions;
@@ -15831,19 +15830,30 @@ static void gai_census_page(gai_census *census, const gai_page *page, size_t byt
     pages->count += n;
 }
 
-/* Checks a list of blocks in a stream cache. bytes != 0: all have that size. The caller subtracts the counts from those
-   of used blocks. */
+/* A list of blocks in a stream cache or in quarantine. */
+typedef struct gai_census_list {
+    size_t blocks, bytes, requested;
+    size_t large; /* blocks with gai_cache.large bytes */
+} gai_census_list;
+
+/* Checks such a list, and moves its blocks from used to free in the census. stream: NULL: it is the quarantine.
+   bytes != 0: all have that size. */
 static int gai_check_blocks(const galloc_pool *pool, const gai_stream *stream, const gai_block *block, size_t bytes,
-                            gai_census *census)
+                            gai_census *census, gai_census_list *list)
 {
     int broken = 0;
     for (; block; block = block->next_bin) {
-        census->large += block->bytes == stream->cache.large;
-        broken += block->kind != GAI_USED || block->pool != pool || block->life != stream->life || block->recorded_uses;
-        broken += gai_load_pointer(&block->lent) || block->room || (bytes && block->bytes != bytes);
-        census->blocks++;
-        census->used += block->bytes;
-        census->requested += (size_t)block->requested;
+        broken += block->kind != GAI_USED || block->pool != pool || gai_load_pointer(&block->lent) || block->room;
+        broken += (bytes && block->bytes != bytes) ||
+                  (stream && (block->life != stream->life || block->recorded_uses));
+        list->large += stream && block->bytes == stream->cache.large;
+        list->blocks++;
+        list->bytes += block->bytes;
+        list->requested += (size_t)block->requested;
+        census->blocks--;
+        census->used -= block->bytes;
+        census->requested -= (size_t)block->requested;
+        census->free += block->bytes;
         census->largest = gai_max(census->largest, block->bytes);
     }
     return broken;
@@ -15853,32 +15863,25 @@ static int gai_check_blocks(const galloc_pool *pool, const gai_stream *stream, c
 static int gai_check_cache(const galloc_pool *pool, const gai_stream *stream, gai_census *census)
 {
     const gai_cache *cache = &stream->cache;
-    gai_census unconfirmed, cached;
+    gai_census_list unconfirmed = {0, 0, 0, 0}, cached = {0, 0, 0, 0};
     size_t i;
     int broken = cache->blocks + cache->unconfirmed_blocks > GAI_CACHE_BLOCKS ||
                  cache->unconfirmed_blocks > GAI_UNCONFIRMED_BLOCKS || (cache->open && cache->open != stream->life);
-    memset(&unconfirmed, 0, sizeof unconfirmed);
-    memset(&cached, 0, sizeof cached);
     broken += cache->open && (stream->asked || stream->retired);
-    broken += gai_check_blocks(pool, stream, cache->unconfirmed, 0, &unconfirmed);
-    broken += gai_check_blocks(pool, stream, cache->orphans, 0, &unconfirmed);
+    broken += gai_check_blocks(pool, stream, cache->unconfirmed, 0, census, &unconfirmed);
+    broken += gai_check_blocks(pool, stream, cache->orphans, 0, census, &unconfirmed);
     for (i = 0; i < GAI_CACHE_BINS; i++) {
         const gai_cache_bin *bin = &cache->bins[i];
         if (!(cache->filled >> i & 1)) continue;
         broken += !bin->first;
-        broken += gai_check_blocks(pool, stream, bin->first, bin->bytes, &cached);
+        broken += gai_check_blocks(pool, stream, bin->first, bin->bytes, census, &cached);
     }
-    broken += unconfirmed.blocks != cache->unconfirmed_blocks || unconfirmed.used != cache->unconfirmed_bytes;
-    broken += cached.blocks != cache->blocks || cached.used != cache->bytes;
+    broken += unconfirmed.blocks != cache->unconfirmed_blocks || unconfirmed.bytes != cache->unconfirmed_bytes;
+    broken += cached.blocks != cache->blocks || cached.bytes != cache->bytes;
     broken += gai_cache_held(cache) > cache->most || cache->alone > cache->most;
     broken += cache->large && !(unconfirmed.large + cached.large);
     broken += cache->seen > cache->mallocs || cache->mallocs > cache->serves;
-    broken += !cache->trusted && unconfirmed.used - (unconfirmed.large ? cache->large : 0) > GAI_EVENT_BYTES;
-    census->blocks -= unconfirmed.blocks + cached.blocks;
-    census->used -= unconfirmed.used + cached.used;
-    census->requested -= unconfirmed.requested + cached.requested;
-    census->free += unconfirmed.used + cached.used;
-    census->largest = gai_max(census->largest, gai_max(unconfirmed.largest, cached.largest));
+    broken += !cache->trusted && unconfirmed.bytes - (unconfirmed.large ? cache->large : 0) > GAI_EVENT_BYTES;
     return broken;
 }
 
@@ -16106,25 +16109,13 @@ static int gai_check_history(const galloc_pool *pool)
 static int gai_check_kept(const galloc_pool *pool, gai_census *census)
 {
     const gai_guards *guards = &pool->guards;
-    const gai_block *block;
-    gai_census kept;
-    int broken = 0;
-    memset(&kept, 0, sizeof kept);
-    for (block = guards->oldest; block; block = block->next_bin) {
-        broken += block->kind != GAI_USED || block->pool != pool || gai_load_pointer(&block->lent) || block->room;
-        broken += !block->next_bin && guards->newest != block;
-        kept.blocks++;
-        kept.used += block->bytes;
-        kept.requested += (size_t)block->requested;
-        census->largest = gai_max(census->largest, block->bytes);
-    }
-    census->blocks -= kept.blocks;
-    census->used -= kept.used;
-    census->requested -= kept.requested;
-    census->free += kept.used;
+    const gai_block *newest = guards->oldest;
+    gai_census_list kept = {0, 0, 0, 0};
+    int broken = gai_check_blocks(pool, NULL, guards->oldest, 0, census, &kept);
+    while (newest && newest->next_bin) newest = newest->next_bin;
     census->promised -= kept.blocks * GAI_FREE_MARKS;
-    return broken + (kept.blocks != guards->kept) + (kept.used != guards->kept_bytes) +
-           (kept.requested != guards->kept_live);
+    return broken + (newest && guards->newest != newest) + (kept.blocks != guards->kept) +
+           (kept.bytes != guards->kept_bytes) + (kept.requested != guards->kept_live);
 }
 
 /* Checks the equations of the guards. */
