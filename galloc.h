@@ -18974,7 +18974,7 @@ typedef struct gai_snapshot_info {
     struct gai_snapshot_info *next;
     galloc_stats stats;
     galloc_config config;
-    int is_default;
+    unsigned number; /* of those that the program has created, from 1 on; 0: a default pool */
     size_t kept; /* also by a driver that failed to take pages back: to the history they are gone */
     gai_snapshot_item *items;            /* NULL: they are only counted */
     size_t n, blocks;
@@ -19193,12 +19193,12 @@ static cudaError_t gai_copy_new(gai_snapshot_info **list, galloc_pool *pool)
     gai_pool_read_config(pool, &copy->config);
     gai_lock_off(&pool->lock);
     gai_lock_off(&pool->paging);
-    copy->is_default = pool->is_default;
     if (!ready) {
         gai_copies_free(copy);
         return gai_fail(cudaErrorMemoryAllocation, "no host memory for the snapshot");
     }
-    while (*list) list = &(*list)->next;
+    copy->number = !pool->is_default;
+    for (; *list; list = &(*list)->next) copy->number += !pool->is_default && (*list)->number;
     *list = copy;
     return cudaSuccess;
 }
@@ -19281,22 +19281,6 @@ static void gai_emit_done(gai_emitter *e)
     if (e->pickle && e->depth) gai_emit_byte(e, e->open[e->depth] == '{' ? 's' : 'a');
 }
 
-static void gai_emit_open(gai_emitter *e, char what)
-{
-    gai_emit_value(e);
-    gai_emit_byte(e, !e->pickle ? what : what == '{' ? '}' : ']'); /* EMPTY_DICT, EMPTY_LIST */
-    e->depth++;
-    e->open[e->depth] = what;
-    e->first[e->depth] = 1;
-}
-
-static void gai_emit_close(gai_emitter *e)
-{
-    if (!e->pickle) gai_emit_byte(e, e->open[e->depth] == '{' ? '}' : ']');
-    e->depth--;
-    gai_emit_done(e);
-}
-
 /* A text of ASCII: BINUNICODE. */
 static void gai_emit_text(gai_emitter *e, const char *text)
 {
@@ -19351,6 +19335,24 @@ static void gai_emit_key(gai_emitter *e, const char *key)
     if (i == GAI_EMITTER_KEYS) return;
     e->keys[e->n_keys++] = key;
     e->key_memos[i] = gai_emit_put(e);
+}
+
+/* Begins a dictionary or a list. key: NULL: it has none. */
+static void gai_emit_open(gai_emitter *e, const char *key, char what)
+{
+    if (key) gai_emit_key(e, key);
+    gai_emit_value(e);
+    gai_emit_byte(e, !e->pickle ? what : what == '{' ? '}' : ']'); /* EMPTY_DICT, EMPTY_LIST */
+    e->depth++;
+    e->open[e->depth] = what;
+    e->first[e->depth] = 1;
+}
+
+static void gai_emit_close(gai_emitter *e)
+{
+    if (!e->pickle) gai_emit_byte(e, e->open[e->depth] == '{' ? '}' : ']');
+    e->depth--;
+    gai_emit_done(e);
 }
 
 static void gai_emit_string(gai_emitter *e, const char *key, const char *text)
@@ -19418,14 +19420,13 @@ static void gai_emit_pair(gai_emitter *e, const char *key, unsigned a, unsigned 
 
 static void gai_emit_empty_list(gai_emitter *e, const char *key)
 {
-    gai_emit_key(e, key);
-    gai_emit_open(e, '[');
+    gai_emit_open(e, key, '[');
     gai_emit_close(e);
 }
 
 static void gai_emit_frame(gai_emitter *e, const char *file, uint64_t line, const char *name)
 {
-    gai_emit_open(e, '{');
+    gai_emit_open(e, NULL, '{');
     gai_emit_string(e, "filename", file);
     gai_emit_number(e, "line", line);
     gai_emit_string(e, "name", name);
@@ -19460,7 +19461,7 @@ static void gai_emit_frames(gai_emitter *e, uint32_t tag, uint32_t stack)
         gai_emit_done(e);
         return;
     }
-    gai_emit_open(e, '[');
+    gai_emit_open(e, NULL, '[');
     if (memo) *memo = 1 + gai_emit_put(e);
     if (named) gai_emit_frame(e, "galloc", tag, name);
     if (stack) gai_emit_stack(e, stack);
@@ -19479,7 +19480,7 @@ static char gai_emitted_state(const gai_snapshot_info *copy, const gai_snapshot_
 static void gai_emit_block(gai_emitter *e, const gai_snapshot_info *copy, const gai_snapshot_item *item)
 {
     char state = gai_emitted_state(copy, item);
-    gai_emit_open(e, '{');
+    gai_emit_open(e, NULL, '{');
     gai_emit_number(e, "address", item->addr);
     gai_emit_number(e, "size", item->bytes);
     gai_emit_number(e, "requested_size", item->requested);
@@ -19493,19 +19494,18 @@ static void gai_emit_block(gai_emitter *e, const gai_snapshot_info *copy, const 
 }
 
 /* One of PyTorch's segments: blocks without a gap between them. Returns the number of items. */
-static size_t gai_emit_segment(gai_emitter *e, const gai_snapshot_info *copy, size_t at, unsigned number)
+static size_t gai_emit_segment(gai_emitter *e, const gai_snapshot_info *copy, size_t at)
 {
     const gai_snapshot_item *first = &copy->items[at];
     size_t i = at, total = 0, allocated = 0, active = 0, requested = 0;
-    gai_emit_open(e, '{');
+    gai_emit_open(e, NULL, '{');
     gai_emit_number(e, "device", (uint64_t)copy->config.device);
     gai_emit_number(e, "address", first->addr);
     gai_emit_number(e, "stream", copy->history.ring ? 0 : first->stream_id); /* that of its pages in the history */
     gai_emit_string(e, "segment_type", "large");
-    gai_emit_pair(e, "segment_pool_id", 0, number);
+    gai_emit_pair(e, "segment_pool_id", 0, copy->number);
     gai_emit_switch(e, "is_expandable", copy->config.expandable_segments);
-    gai_emit_key(e, "blocks");
-    gai_emit_open(e, '[');
+    gai_emit_open(e, "blocks", '[');
     do {
         const gai_snapshot_item *item = &copy->items[i];
         gai_emit_block(e, copy, item);
@@ -19527,21 +19527,20 @@ static size_t gai_emit_segment(gai_emitter *e, const gai_snapshot_info *copy, si
 /* How much of its history a pool has kept. */
 static void gai_emit_history_sums(gai_emitter *e, const gai_history *history)
 {
-    gai_emit_key(e, "history");
-    gai_emit_open(e, '{');
+    gai_emit_open(e, "history", '{');
     gai_emit_number(e, "entries", history->size);
     gai_emit_number(e, "overwritten", history->noted - history->size);
     gai_emit_close(e);
 }
 
 /* A pool's counters, settings and pages, which PyTorch has no keys for. */
-static void gai_emit_pool(gai_emitter *e, const gai_snapshot_info *copy, unsigned number)
+static void gai_emit_pool(gai_emitter *e, const gai_snapshot_info *copy)
 {
     char text[GALLOC_CONFIG_TEXT];
     size_t i;
-    gai_emit_open(e, '{');
+    gai_emit_open(e, NULL, '{');
     gai_emit_number(e, "device", (uint64_t)copy->config.device);
-    gai_emit_pair(e, "segment_pool_id", 0, number);
+    gai_emit_pair(e, "segment_pool_id", 0, copy->number);
     (void)gai_config_print(&copy->config, text, sizeof text);
     gai_emit_string(e, "settings", text);
     gai_emit_number(e, "live", copy->stats.live.current);
@@ -19559,10 +19558,9 @@ static void gai_emit_pool(gai_emitter *e, const gai_snapshot_info *copy, unsigne
     gai_emit_number(e, "waits", copy->stats.waits);
     gai_emit_number(e, "graph_bytes", copy->stats.graph_bytes);
     if (copy->history.ring) gai_emit_history_sums(e, &copy->history);
-    gai_emit_key(e, "pages");
-    gai_emit_open(e, '[');
+    gai_emit_open(e, "pages", '[');
     for (i = copy->blocks; i < copy->n; i++) {
-        gai_emit_open(e, '[');
+        gai_emit_open(e, NULL, '[');
         gai_emit_number(e, NULL, copy->items[i].addr);
         gai_emit_number(e, NULL, copy->items[i].bytes);
         gai_emit_close(e);
@@ -19584,7 +19582,7 @@ static void gai_emit_event(gai_emitter *e, const gai_history_entry *entry, int c
     const char *action = completed ? "free_completed" : gai_history_actions[entry->action];
     gai_history_entry said = *entry;
     if (entry->action == GAI_ANNOTATED) memset(&said.is, 0, sizeof said.is);
-    gai_emit_open(e, '{');
+    gai_emit_open(e, NULL, '{');
     gai_emit_string(e, "action", action);
     if (entry->action == GAI_RAN_OUT) gai_emit_number(e, "device_free", said.is.at.other);
     else gai_emit_number(e, "addr", said.is.at.addr);
@@ -19615,7 +19613,7 @@ static gai_snapshot_info *gai_copies_oldest(gai_snapshot_info *copies, int devic
 static void gai_emit_trace(gai_emitter *e, gai_snapshot_info *copies, int device)
 {
     gai_snapshot_info *copy;
-    gai_emit_open(e, '[');
+    gai_emit_open(e, NULL, '[');
     while ((copy = gai_copies_oldest(copies, device)) != NULL) {
         const gai_history_entry *entry = &copy->history.ring[copy->told++];
         gai_emit_event(e, entry, 0);
@@ -19635,8 +19633,7 @@ static void gai_emit_depot(gai_emitter *e, const gai_depot *depot)
     frames = depot->begins[depot->n + 1];
     lost = depot->lost;
     gai_lock_off(&gai_locks.depot);
-    gai_emit_key(e, "stacks");
-    gai_emit_open(e, '{');
+    gai_emit_open(e, "stacks", '{');
     gai_emit_number(e, "kept", kept);
     gai_emit_number(e, "frames", frames);
     gai_emit_number(e, "lost", lost);
@@ -19647,8 +19644,7 @@ static void gai_emit_depot(gai_emitter *e, const gai_depot *depot)
 static void gai_emit_settings(gai_emitter *e, const gai_snapshot_info *copy)
 {
     char text[GALLOC_CONFIG_TEXT];
-    gai_emit_key(e, "allocator_settings");
-    gai_emit_open(e, '{');
+    gai_emit_open(e, "allocator_settings", '{');
     if (copy) {
         gai_emit_switch(e, "expandable_segments", copy->config.expandable_segments);
         gai_emit_number(e, "max_split_size", copy->config.max_split_size);
@@ -19663,35 +19659,26 @@ static void gai_emit_settings(gai_emitter *e, const gai_snapshot_info *copy)
 static void gai_emit_snapshot(gai_emitter *e, gai_snapshot_info *copies)
 {
     const gai_snapshot_info *copy;
-    unsigned number;
     size_t i;
     int device, devices = 0;
     if (e->pickle) gai_emit_bytes(e, "\x80\x02", 2);
-    gai_emit_open(e, '{');
-    gai_emit_key(e, "segments");
-    gai_emit_open(e, '[');
-    for (copy = copies, number = 0; copy; copy = copy->next) {
-        number += !copy->is_default;
-        for (i = 0; i < copy->blocks;) i += gai_emit_segment(e, copy, i, copy->is_default ? 0 : number);
+    gai_emit_open(e, NULL, '{');
+    gai_emit_open(e, "segments", '[');
+    for (copy = copies; copy; copy = copy->next) {
+        for (i = 0; i < copy->blocks;) i += gai_emit_segment(e, copy, i);
         if (devices <= copy->config.device) devices = copy->config.device + 1;
     }
     gai_emit_close(e);
-    gai_emit_key(e, "device_traces");
-    gai_emit_open(e, '[');
+    gai_emit_open(e, "device_traces", '[');
     for (device = 0; device < devices; device++) gai_emit_trace(e, copies, device);
     gai_emit_close(e);
     gai_emit_empty_list(e, "external_annotations");
     gai_emit_settings(e, copies);
-    gai_emit_key(e, "galloc");
-    gai_emit_open(e, '{');
+    gai_emit_open(e, "galloc", '{');
     gai_emit_string(e, "version", GALLOC_VERSION_STRING);
     if (e->symbols) gai_emit_depot(e, (const gai_depot *)gai_load_pointer(&gai_process.depot));
-    gai_emit_key(e, "pools");
-    gai_emit_open(e, '[');
-    for (copy = copies, number = 0; copy; copy = copy->next) {
-        number += !copy->is_default;
-        gai_emit_pool(e, copy, copy->is_default ? 0 : number);
-    }
+    gai_emit_open(e, "pools", '[');
+    for (copy = copies; copy; copy = copy->next) gai_emit_pool(e, copy);
     gai_emit_close(e);
     gai_emit_close(e);
     gai_emit_close(e);
