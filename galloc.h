@@ -20902,6 +20902,13 @@ static cudaError_t gai_pool_of_call(galloc_pool **pool, const char *wrong)
     return error ? error : gai_pool_find(pool);
 }
 
+/* Ends a call in a pinned pool. */
+static cudaError_t gai_end_in(galloc_pool *pool, const char *function, cudaError_t error)
+{
+    gai_pool_unpin(pool);
+    return gai_end(function, error);
+}
+
 GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_config *config)
 {
     galloc_config defaults = galloc_config_default();
@@ -21066,8 +21073,7 @@ GALLOC_API cudaError_t galloc_graph_begin(galloc_graph **graph, galloc_pool *poo
     if (!error) error = gai_graph_pool(*graph, pool, &site, &pool);
     if (error) return gai_end(__func__, error);
     error = *graph ? gai_graph_begin(pool, *graph, NULL, &site) : gai_graph_begin_new(graph, pool, &site);
-    gai_pool_unpin(pool);
-    return gai_end(__func__, error);
+    return gai_end_in(pool, __func__, error);
 }
 
 GALLOC_API cudaError_t galloc_graph_end(galloc_graph *graph)
@@ -21077,9 +21083,7 @@ GALLOC_API cudaError_t galloc_graph_end(galloc_graph *graph)
     if (!error && !graph) error = gai_fail(cudaErrorInvalidValue, "graph is NULL");
     if (!error) error = gai_graph_find(graph, &pool);
     if (error) return gai_end(__func__, error);
-    error = gai_graph_end(pool, graph);
-    gai_pool_unpin(pool);
-    return gai_end(__func__, error);
+    return gai_end_in(pool, __func__, gai_graph_end(pool, graph));
 }
 
 GALLOC_API cudaError_t galloc_graph_release(galloc_graph *graph, cudaStream_t stream)
@@ -21128,8 +21132,7 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
         if (error) gai_thread.has_report = job.reported;
         if (error) gai_dump(pool);
     }
-    gai_pool_unpin(pool);
-    return gai_end(__func__, error);
+    return gai_end_in(pool, __func__, error);
 }
 
 /* Trims a pinned pool and unpins it. */
@@ -21167,8 +21170,7 @@ GALLOC_API cudaError_t galloc_pool_set_limit(galloc_pool *pool, size_t bytes)
     cudaError_t error = gai_pool_of_call(&pool, NULL);
     if (error) return gai_end(__func__, error);
     gai_budget_set_own(pool, bytes);
-    gai_pool_unpin(pool);
-    return cudaSuccess;
+    return gai_end_in(pool, __func__, cudaSuccess);
 }
 
 GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config)
@@ -21178,8 +21180,7 @@ GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *conf
     gai_lock_on(&pool->lock);
     gai_pool_read_config(pool, config);
     gai_lock_off(&pool->lock);
-    gai_pool_unpin(pool);
-    return cudaSuccess;
+    return gai_end_in(pool, __func__, cudaSuccess);
 }
 
 GALLOC_API cudaError_t galloc_pool_decisions(galloc_pool *pool, galloc_decision *array, int n, int *count)
@@ -21191,8 +21192,7 @@ GALLOC_API cudaError_t galloc_pool_decisions(galloc_pool *pool, galloc_decision 
     for (i = 0; i < n && i < pool->tuning.decided; i++) array[i] = pool->tuning.decisions[i];
     if (count) *count = pool->tuning.decided;
     gai_lock_off(&pool->lock);
-    gai_pool_unpin(pool);
-    return cudaSuccess;
+    return gai_end_in(pool, __func__, cudaSuccess);
 }
 
 GALLOC_API cudaError_t galloc_pool_freeze(galloc_pool *pool)
@@ -21203,26 +21203,21 @@ GALLOC_API cudaError_t galloc_pool_freeze(galloc_pool *pool)
     pool->tuning.watching = 0;
     pool->tuning.frozen = pool->config.strategy == GALLOC_STRATEGY_HEURISTIC;
     gai_lock_off(&pool->lock);
-    gai_pool_unpin(pool);
-    return cudaSuccess;
+    return gai_end_in(pool, __func__, cudaSuccess);
 }
 
 GALLOC_API cudaError_t galloc_pool_history(galloc_pool *pool, size_t entries)
 {
     cudaError_t error = gai_pool_of_call(&pool, NULL);
     if (error) return gai_end(__func__, error);
-    error = gai_pool_remember(pool, entries);
-    gai_pool_unpin(pool);
-    return gai_end(__func__, error);
+    return gai_end_in(pool, __func__, gai_pool_remember(pool, entries));
 }
 
 GALLOC_API cudaError_t galloc_pool_history_stacks(galloc_pool *pool, size_t frames)
 {
     cudaError_t error = gai_pool_of_call(&pool, NULL);
     if (error) return gai_end(__func__, error);
-    error = gai_pool_keep_stacks(pool, frames);
-    gai_pool_unpin(pool);
-    return gai_end(__func__, error);
+    return gai_end_in(pool, __func__, gai_pool_keep_stacks(pool, frames));
 }
 
 /* Notes a text in all pools that have a history. */
@@ -21270,8 +21265,7 @@ GALLOC_API cudaError_t galloc_pool_set_callbacks(galloc_pool *pool, const galloc
         gai_pool_leave(pool, &scope, 0);
         if (!error) gai_pool_await_asked(pool, settings);
     }
-    gai_pool_unpin(pool);
-    return gai_end(__func__, error);
+    return gai_end_in(pool, __func__, error);
 }
 
 GALLOC_API cudaError_t galloc_oom_report(galloc_report *report)
@@ -21319,8 +21313,7 @@ GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
     for (capture = pool->captures; capture; capture = capture->next) stats->graphs++;
     GALLOC_DRIVER_CALLS(GAI_CALL_READ)
     gai_lock_off(&pool->lock);
-    gai_pool_unpin(pool);
-    return cudaSuccess;
+    return gai_end_in(pool, __func__, cudaSuccess);
 }
 
 GALLOC_API cudaError_t galloc_pool_torch_stats(galloc_pool *pool, galloc_torch_stats *stats)
@@ -21333,8 +21326,7 @@ GALLOC_API cudaError_t galloc_pool_torch_stats(galloc_pool *pool, galloc_torch_s
     else error = gai_fail(cudaErrorNotSupported, "the pool is not like:pytorch with "
                           "expandable_segments:False");
     gai_lock_off(&pool->lock);
-    gai_pool_unpin(pool);
-    return gai_end(__func__, error);
+    return gai_end_in(pool, __func__, error);
 }
 
 GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stats *array, int n, int *count)
@@ -21351,8 +21343,7 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
     }
     gai_lock_off(&pool->lock);
     if (count) *count = i;
-    gai_pool_unpin(pool);
-    return cudaSuccess;
+    return gai_end_in(pool, __func__, cudaSuccess);
 }
 
 GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
@@ -21380,8 +21371,7 @@ GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
     if (pool->variant.count) pool->variant.count(pool, GAI_COUNT_RESET, NULL);
     GALLOC_DRIVER_CALLS(GAI_CALL_RESET)
     gai_lock_off(&pool->lock);
-    gai_pool_unpin(pool);
-    return cudaSuccess;
+    return gai_end_in(pool, __func__, cudaSuccess);
 }
 
 GALLOC_API cudaError_t galloc_snapshot(galloc_pool *pool, int format, galloc_write write, void *user)
