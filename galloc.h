@@ -20095,17 +20095,12 @@ static cudaError_t gai_pool_of_device(galloc_pool **pool, int device)
 /* Returns the device of the stream's context. */
 static cudaError_t gai_site_device(gai_site *site, int *device)
 {
-    CUcontext current = NULL, popped;
+    gai_scope scope;
     CUresult result = gai_site_context(site);
-    if (!result) result = gai_cu.CtxGetCurrent(&current);
-    if (!result && current == site->context) {
+    if (!result) result = gai_scope_push(&scope, site->context);
+    if (!result) {
         result = gai_cu.CtxGetDevice(device);
-    } else if (!result) {
-        result = gai_cu.CtxPushCurrent(site->context);
-        if (!result) {
-            result = gai_cu.CtxGetDevice(device);
-            (void)gai_cu.CtxPopCurrent(&popped);
-        }
+        gai_scope_leave(&scope);
     }
     return result ? gai_driver_failed(result, "cuCtxGetDevice") : cudaSuccess;
 }
@@ -20679,18 +20674,11 @@ static cudaError_t gai_alloc_far(enum gai_outcome outcome, const gai_tcache_entr
 
 /* A separate function, so that its callers stay short. */
 GAI_APART
-static cudaError_t gai_alloc_slowly(enum gai_outcome outcome, gai_tcache_entry *entry, void **ptr,
+static cudaError_t gai_alloc_slowly(const char *function, enum gai_outcome outcome, gai_tcache_entry *entry, void **ptr,
                                     const galloc_request *request)
 {
     gai_thread.caller = GAI_RETURN_ADDRESS();
-    return gai_end("galloc_alloc", gai_alloc_far(outcome, entry, ptr, request));
-}
-
-GAI_APART
-static cudaError_t gai_alloc_growable(void **ptr, const galloc_request *request)
-{
-    gai_thread.caller = GAI_RETURN_ADDRESS();
-    return gai_end("galloc_malloc_growable", gai_alloc_at(NULL, ptr, request));
+    return gai_end(function, gai_alloc_far(outcome, entry, ptr, request));
 }
 
 GAI_APART
@@ -20735,7 +20723,7 @@ static GAI_INLINE cudaError_t gai_alloc(void **ptr, const galloc_request *reques
         outcome = gai_malloc_by_entry(ptr, request->bytes, request->tag, request->stream, request->pool, &entry);
     if (outcome == GAI_DONE) return cudaSuccess;
     if (gai_malloc_near(outcome, entry, ptr, request->bytes, request->tag)) return cudaSuccess;
-    return gai_alloc_slowly(outcome, entry, ptr, request);
+    return gai_alloc_slowly("galloc_alloc", outcome, entry, ptr, request);
 }
 
 /* A full call, which writes an entry if there was none. */
@@ -20974,7 +20962,7 @@ GALLOC_API cudaError_t galloc_malloc_growable(void **ptr, size_t bytes, size_t m
     request.bytes = bytes;
     request.max_bytes = gai_max(bytes, max_bytes);
     request.stream = stream;
-    return gai_alloc_growable(ptr, &request);
+    return gai_alloc_slowly(__func__, GAI_LONG, NULL, ptr, &request);
 }
 
 GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
