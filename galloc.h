@@ -15268,7 +15268,7 @@ static void gai_config_say_idle(const galloc_config *config, const gai_seen *see
 
 /* Messages to the program: the level, the limit on repeated messages, and the end of every public function (gai_end).
    The log lock guards all of its state and is released before the program's log function is called. May call
-   configuration and platform. */
+   configuration, callbacks and platform. */
 
 #define GAI_REPEAT_REST 1000000000 /* ns after which a repeated message is shown again */
 
@@ -15283,13 +15283,6 @@ static int gai_conf_value(const char *text, const char *key, gai_text *value)
         if (gai_text_cut(value, ':', &name) && gai_text_is(name, key)) return 1;
     }
     return 0;
-}
-
-static int gai_log_level_of(const char *text)
-{
-    gai_text value;
-    int level = gai_conf_value(text, "log", &value) ? gai_word_number(GAI_LOG_LEVELS, value) : -1;
-    return level < 0 ? GALLOC_LOG_INFO : level;
 }
 
 /* Returns a hash that is equal for texts that differ in numbers or addresses only. */
@@ -15341,7 +15334,11 @@ static int gai_repeat_shows(const char *text, uint64_t *hidden)
 /* Reads the level once, with the first line. Guarded by the log's own lock. */
 static void gai_log_level_read(void)
 {
-    if (!gai_process.log_is_read) gai_process.log_level = gai_log_level_of(getenv("GALLOC_CONF"));
+    gai_text value;
+    int level = -1;
+    if (gai_process.log_is_read) return;
+    if (gai_conf_value(getenv("GALLOC_CONF"), "log", &value)) level = gai_word_number(GAI_LOG_LEVELS, value);
+    gai_process.log_level = level < 0 ? GALLOC_LOG_INFO : level;
     gai_process.log_is_read = 1;
 }
 
@@ -15370,8 +15367,9 @@ static void gai_log_line(int level, int folds)
 {
     char text[sizeof gai_thread.message + 64], last[sizeof gai_thread.last];
     size_t length = strlen(gai_thread.message);
-    int is_new = gai_thread.message_is_new, has_report = gai_thread.has_report;
+    int has_report = gai_thread.has_report;
     galloc_report report;
+    gai_callback_frame saved;
     void (*call)(int level, const char *text, void *user);
     void *user;
     uint64_t hidden = 0;
@@ -15390,20 +15388,14 @@ static void gai_log_line(int level, int folds)
         (void)snprintf(text + length, sizeof text - length, " (and %llu similar lines)", (unsigned long long)hidden);
     memcpy(last, gai_thread.last, sizeof last);
     report = gai_thread.report;
-    gai_thread.message_is_new = 0;
-    gai_thread.in_log = 1;
+    gai_callback_begin(&gai_thread.in_log, &saved);
     if (call) call(level, text, user);
     else GALLOC_LOG(text);
-    gai_thread.in_log = 0;
-    gai_thread.message_is_new = is_new;
+    gai_callback_end(&gai_thread.in_log, &saved);
     gai_thread.has_report = has_report;
     gai_thread.report = report;
     memcpy(gai_thread.last, last, sizeof last);
-    memcpy(gai_thread.message, text, length);
-    gai_thread.message[length] = 0;
 }
-
-static void gai_log(int level) { gai_log_line(level, 1); }
 
 /* Prefixes the message with the name of the function that failed. */
 static void gai_message_begin(const char *function)
@@ -15415,8 +15407,6 @@ static void gai_message_begin(const char *function)
     memcpy(gai_thread.message + length, ": ", 2);
     gai_thread.message[length + 2 + told] = 0;
 }
-
-static void gai_message_publish(void) { memcpy(gai_thread.last, gai_thread.message, sizeof gai_thread.last); }
 
 /* Writes what is due of the logs, and logs a line for one that cannot be written. [no lock] */
 GAI_APART
@@ -15436,7 +15426,7 @@ static void gai_trace_tend(void)
     if (!gai_thread.message_is_new) return;
     gai_thread.message_is_new = 0;
     gai_message_begin("trace");
-    gai_log(GALLOC_LOG_ERROR);
+    gai_log_line(GALLOC_LOG_ERROR, 1);
 }
 
 #define GAI_DAMAGE_FRAMES 3
@@ -15513,11 +15503,11 @@ static cudaError_t gai_end(const char *function, cudaError_t error)
     is_new = gai_thread.message_is_new;
     gai_thread.message_is_new = 0;
     if (is_new == GAI_NOTE) {
-        gai_log(GALLOC_LOG_INFO);
+        gai_log_line(GALLOC_LOG_INFO, 1);
     } else if (error && is_new) {
         gai_message_begin(function);
-        gai_message_publish();
-        gai_log(GALLOC_LOG_ERROR);
+        memcpy(gai_thread.last, gai_thread.message, sizeof gai_thread.last);
+        gai_log_line(GALLOC_LOG_ERROR, 1);
     }
     if (gai_load(&gai_process.trace_due)) gai_trace_tend();
     return error;
