@@ -18483,18 +18483,13 @@ static void gai_pool_read_config(const galloc_pool *pool, galloc_config *config)
 
 /* ---- callbacks on existing mappings ---- */
 
-/* Writes the n-th range if there is an array, and counts it. */
-static void gai_range_add(gai_range *array, size_t *n, const gai_mapping *mapping)
+static gai_range gai_mapping_range(const gai_mapping *mapping)
 {
-    if (array) {
-        array[*n].addr = mapping->addr;
-        array[*n].bytes = mapping->bytes;
-    }
-    *n += 1;
+    gai_range range = {mapping->addr, mapping->bytes};
+    return range;
 }
 
-/* Lists all ranges that are mapped and are not being unmapped; `array` may be NULL. Returns their number. [paging,
-   lock] */
+/* Lists all ranges that are mapped and are not being unmapped. Returns their number. [paging, lock] */
 static size_t gai_pool_ranges(const galloc_pool *pool, gai_range *array)
 {
     const gai_segment *segment;
@@ -18503,10 +18498,10 @@ static size_t gai_pool_ranges(const galloc_pool *pool, gai_range *array)
     for (segment = pool->segments; segment; segment = segment->next) {
         for (block = segment->lost ? NULL : segment->first; block; block = block->next) {
             uintptr_t at = block->addr, end = block->addr + block->bytes;
-            if (block->kind == GAI_ALIAS) gai_range_add(array, &n, block->alias);
+            if (block->kind == GAI_ALIAS) array[n++] = gai_mapping_range(block->alias);
             while (gai_block_is_mapped(block) && at < end) {
                 const gai_mapping *mapping = gai_page_at(at);
-                if (mapping->addr >= block->addr) gai_range_add(array, &n, mapping);
+                if (mapping->addr >= block->addr) array[n++] = gai_mapping_range(mapping);
                 at = mapping->addr + mapping->bytes;
             }
         }
@@ -18514,29 +18509,20 @@ static size_t gai_pool_ranges(const galloc_pool *pool, gai_range *array)
     return n;
 }
 
-/* Returns the number of the new functions. [paging, lock] */
-static uint64_t gai_pool_replace_callbacks(galloc_pool *pool, const galloc_callbacks *call)
-{
-    pool->callbacks = *call;
-    return ++pool->settings;
-}
-
-/* Calls on_map for all mapped ranges with `paging` released; `walking` prevents unmapping meanwhile. Returns 0 if host
-   memory is missing. */
+/* Calls on_map for all mapped ranges with `paging` released; `walking` prevents unmapping meanwhile. Each range has a
+   descriptor of its own. Returns 0 if host memory is missing. */
 static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call, uint64_t *settings)
 {
     gai_range *ranges;
     gai_callback_frame saved;
     size_t n, i;
     gai_lock_on(&pool->lock);
-    n = gai_pool_ranges(pool, NULL);
+    ranges = (gai_range *)GALLOC_MALLOC((pool->mappings.made + 1) * sizeof *ranges);
+    n = ranges ? gai_pool_ranges(pool, ranges) : 0;
+    if (ranges) pool->callbacks = *call;
+    if (ranges) *settings = ++pool->settings;
     gai_lock_off(&pool->lock);
-    ranges = (gai_range *)GALLOC_MALLOC((n + 1) * sizeof *ranges);
     if (!ranges) return 0;
-    gai_lock_on(&pool->lock);
-    n = gai_pool_ranges(pool, ranges);
-    *settings = gai_pool_replace_callbacks(pool, call);
-    gai_lock_off(&pool->lock);
     pool->walking = 1;
     pool->telling++;
     gai_lock_off(&pool->paging);
@@ -18576,7 +18562,8 @@ static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call
                    ? cudaSuccess
                    : gai_fail(cudaErrorMemoryAllocation, "no host memory for a list of ranges");
     gai_lock_on(&pool->lock);
-    *settings = gai_pool_replace_callbacks(pool, call);
+    pool->callbacks = *call;
+    *settings = ++pool->settings;
     gai_lock_off(&pool->lock);
     return cudaSuccess;
 }
