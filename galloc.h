@@ -14513,24 +14513,13 @@ static void gai_config_like(galloc_config *config, int like)
     config->reuse = like == GALLOC_LIKE_PYTORCH ? 0 : defaults.reuse;
 }
 
-/* ---- string builder ---- */
+/* ---- units ---- */
 
 static const uint64_t gai_byte_units[] = {1, 1 << 10, 1 << 20, 1 << 30};
 static const uint64_t gai_time_units[] = {1000000, 1000000000, 60000000000, 3600000000000}; /* ms, s, m, h */
 
-/* Prints n in the largest unit that divides it. names[i] is the name of units[i]. */
-static void gai_print_units(gai_string *string, uint64_t n, const char *const *names, const uint64_t *units, int count)
-{
-    int i = count - 1;
-    while (i && (!n || n % units[i])) i--;
-    gai_print(string, "%llu%s", (unsigned long long)(n / units[i]), names[i]);
-}
-
-static void gai_print_bytes(gai_string *string, uint64_t bytes)
-{
-    static const char *const names[] = {"", "K", "M", "G"};
-    gai_print_units(string, bytes, names, gai_byte_units, 4);
-}
+#define GAI_BYTE_WORDS "|K|M|G"
+#define GAI_TIME_WORDS "ms|s|m|h"
 
 /* ---- validation ---- */
 
@@ -14666,6 +14655,15 @@ static void gai_print_word(gai_string *string, const char *words, int number)
     gai_print(string, "%.*s", (int)word.length, word.at);
 }
 
+/* Prints n in the largest unit that divides it. `words`: the names of the four units. */
+static void gai_print_units(gai_string *string, uint64_t n, const char *words, const uint64_t *units)
+{
+    int i = 3;
+    while (i && (!n || n % units[i])) i--;
+    gai_print(string, "%llu", (unsigned long long)(n / units[i]));
+    gai_print_word(string, words, i);
+}
+
 /* `place`: position of the setting in the text, or of the later one of two; 0: the text does not contain it. */
 static void gai_say_misfit(const galloc_config *config, const gai_key *key, size_t place, char *message)
 {
@@ -14677,9 +14675,9 @@ static void gai_say_misfit(const galloc_config *config, const gai_key *key, size
         gai_print(&string, ": left out of this program by %s", gai_left_out[gai_config_left_out(config)].by);
         return;
     }
-    gai_print_bytes(&string, gai_key_number(config, key));
+    gai_print_units(&string, gai_key_number(config, key), GAI_BYTE_WORDS, gai_byte_units);
     gai_print(&string, ": must be at least large_segment_size, which is ");
-    gai_print_bytes(&string, config->large_segment_size);
+    gai_print_units(&string, config->large_segment_size, GAI_BYTE_WORDS, gai_byte_units);
 }
 
 /* Checks all settings, and writes the first that is out of range into `message`. */
@@ -14716,23 +14714,31 @@ static int gai_parse_number(gai_text text, uint64_t most, uint64_t *value)
     return text.length > 0;
 }
 
-/* Accepts a number followed by the name of a unit, one of `names`, which are separated by '|'. */
-static int gai_parse_units(gai_text text, const char *names, const uint64_t *units, uint64_t most, uint64_t *value)
+/* Returns the index of a word in `words`, or -1. */
+static int gai_word_number(const char *words, gai_text text)
 {
-    gai_text rest = gai_text_of(names), name, suffix;
-    uint64_t unit = 0;
-    size_t digits = 0;
+    gai_text rest = gai_text_of(words), word;
     int i, more = 1;
+    for (i = 0; more; i++) {
+        more = gai_text_cut(&rest, '|', &word);
+        if (gai_texts_are_equal(word, text)) return i;
+    }
+    return -1;
+}
+
+/* Accepts a number followed by the name of a unit, one of `words`. */
+static int gai_parse_units(gai_text text, const char *words, const uint64_t *units, uint64_t most, uint64_t *value)
+{
+    gai_text suffix;
+    size_t digits = 0;
+    int unit;
     while (digits < text.length && text.at[digits] >= '0' && text.at[digits] <= '9') digits++;
     suffix.at = text.at + digits;
     suffix.length = text.length - digits;
-    for (i = 0; more; i++) {
-        more = gai_text_cut(&rest, '|', &name);
-        if (gai_texts_are_equal(name, suffix)) unit = units[i];
-    }
     text.length = digits;
-    if (!unit || !gai_parse_number(text, most / unit, value)) return 0;
-    *value *= unit;
+    unit = gai_word_number(words, suffix);
+    if (unit < 0 || !gai_parse_number(text, most / units[unit], value)) return 0;
+    *value *= units[unit];
     return 1;
 }
 
@@ -14753,18 +14759,6 @@ static int gai_parse_fraction(gai_text text, double *value)
     }
     *value = whole / scale;
     return digits > 0;
-}
-
-/* Returns the index of a word in `words`, or -1. */
-static int gai_word_number(const char *words, gai_text text)
-{
-    gai_text rest = gai_text_of(words), word;
-    int i, more = 1;
-    for (i = 0; more; i++) {
-        more = gai_text_cut(&rest, '|', &word);
-        if (gai_texts_are_equal(word, text)) return i;
-    }
-    return -1;
 }
 
 /* Parses words joined by '+', each at most once, or the word that stands for 0. */
@@ -14834,8 +14828,8 @@ static int gai_parse_plain(const gai_key *key, gai_text text, int mib, uint64_t 
         return 1;
     }
     if (key->form == GAI_NUMBER) return gai_parse_number(text, UINT64_MAX, n);
-    if (key->form == GAI_TIME) return gai_parse_units(text, "ms|s|m|h", gai_time_units, UINT64_MAX, n);
-    if (!mib) return gai_parse_units(text, "|K|M|G", gai_byte_units, SIZE_MAX, n);
+    if (key->form == GAI_TIME) return gai_parse_units(text, GAI_TIME_WORDS, gai_time_units, UINT64_MAX, n);
+    if (!mib) return gai_parse_units(text, GAI_BYTE_WORDS, gai_byte_units, SIZE_MAX, n);
     if (!gai_parse_number(text, SIZE_MAX >> 20, n)) return 0;
     *n <<= 20;
     return 1;
@@ -15136,7 +15130,6 @@ static void gai_print_flags(gai_string *string, const char *words, int flags)
 
 static void gai_print_value(gai_string *string, const galloc_config *config, const gai_key *key)
 {
-    static const char *const time_names[] = {"ms", "s", "m", "h"};
     uint64_t n = 0;
     if (key->form == GAI_FRACTION) {
         gai_print_fraction(string, gai_key_fraction(config, key));
@@ -15150,8 +15143,8 @@ static void gai_print_value(gai_string *string, const galloc_config *config, con
     if (key->form == GAI_WORDS) gai_print_word(string, key->words, (int)n);
     else if (key->form == GAI_FLAGS) gai_print_flags(string, key->words, (int)n);
     else if (key->words[0] && n == key->odd) gai_print(string, "%s", key->words);
-    else if (key->form == GAI_BYTES) gai_print_bytes(string, n);
-    else if (key->form == GAI_TIME) gai_print_units(string, n, time_names, gai_time_units, 4);
+    else if (key->form == GAI_BYTES) gai_print_units(string, n, GAI_BYTE_WORDS, gai_byte_units);
+    else if (key->form == GAI_TIME) gai_print_units(string, n, GAI_TIME_WORDS, gai_time_units);
     else gai_print(string, "%llu", (unsigned long long)n);
 }
 
@@ -15532,8 +15525,8 @@ static int gai_conf_path(const char *key, int device, char *buffer, size_t size)
 /* ==== REPORT ==================================================================================================== */
 /* >>report */
 
-/* The text of a galloc_report (galloc_report_text), with advice. It reads only the report, so it needs no lock. May
-   call the string builder of configuration. */
+/* The text of a galloc_report (galloc_report_text), with advice. It reads only the report, so it needs no lock. Calls
+   process only. */
 
 /* Prints a size in MiB and in bytes. */
 static void gai_print_size(gai_string *string, const char *what, size_t bytes, const char *more)
