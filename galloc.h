@@ -15599,19 +15599,15 @@ static size_t gai_report_lacks(const galloc_report *report)
     return report->rounded > report->largest_possible ? report->rounded - report->largest_possible : 1;
 }
 
-static int gai_report_heeds_reuse(const galloc_report *report)
-{
-    return !report->backend && (!report->like || report->expandable_segments);
-}
-
 /* Prints advice that applies to this report. It never suggests a setting that is already in effect. */
 static void gai_report_advise_pool(gai_string *string, const galloc_report *report)
 {
     size_t lacks = gai_report_lacks(report);
+    int heeds_reuse = !report->backend && (!report->like || report->expandable_segments);
     if (report->stranded >= lacks && report->captured)
         gai_print(string, "- a captured stream cannot wait for others, and %zu bytes wait for other streams: run the "
                          "work before the capture, or reserve memory for it\n", report->stranded);
-    else if (report->stranded >= lacks && gai_report_heeds_reuse(report) && !(report->reuse & GALLOC_REUSE_WAIT))
+    else if (report->stranded >= lacks && heeds_reuse && !(report->reuse & GALLOC_REUSE_WAIT))
         gai_print(string, "- reuse:wait is off while %zu bytes are stranded by other streams\n", report->stranded);
     if (report->stranded >= lacks && !report->captured && report->wait_limit_ms != UINT64_MAX)
         gai_print(string, "- wait_limit_ms is %llu while %zu bytes are stranded by other streams\n",
@@ -16676,12 +16672,6 @@ static double gai_pool_mean_age(const galloc_pool *pool)
     return count > 0 ? sum / count : -1;
 }
 
-/* Adds a free segment to a batch to be given back. 0: no host memory. [lock] */
-static int gai_whole_to_batch(galloc_pool *pool, gai_block *block, gai_batch *batch)
-{
-    return gai_block_to_batch(pool, block, block->addr, block->bytes, batch);
-}
-
 /* Takes all segments of an age, even if fewer would do, so that collection is not needed again soon. Returns the bytes
    taken. [lock] */
 static size_t gai_pool_collect_older(galloc_pool *pool, double least, gai_batch *batch)
@@ -16695,7 +16685,7 @@ static size_t gai_pool_collect_older(galloc_pool *pool, double least, gai_batch 
             size_t bytes = block->bytes;
             newer = gai_whole_from(block->newer);
             if (gai_segment_age(pool, block->segment) < least) continue;
-            if (!gai_whole_to_batch(pool, block, batch)) return 0;
+            if (!gai_block_to_batch(pool, block, block->addr, bytes, batch)) return 0;
             taken += bytes;
         }
     }
@@ -16753,7 +16743,7 @@ static void gai_block_pool_release_oversize(galloc_pool *pool, const gai_block_p
     if (!block) block = gai_block_pool_whole(block_pool, pool->config.max_split_size, 1);
     while (block && taken < wanted) {
         size_t more = block->bytes;
-        if (!gai_whole_to_batch(pool, block, &batch)) break;
+        if (!gai_block_to_batch(pool, block, block->addr, more, &batch)) break;
         taken += more;
         block = gai_block_pool_whole(block_pool, pool->config.max_split_size, 1);
     }
@@ -17652,13 +17642,6 @@ static void gai_variant_cuda_malloc_async(gai_variant *variant)
 
 #define GAI_SLOT_DIVISIONS 8
 
-/* The number of slot classes between two powers of two. More than GAI_COLUMNS would put two classes into one bin. */
-static size_t gai_slot_divisions(const galloc_config *config)
-{
-    unsigned divisions = config->roundup_power2_divisions[0];
-    return divisions < 2 ? GAI_SLOT_DIVISIONS : gai_min(divisions, GAI_COLUMNS);
-}
-
 /* The bin of the slots of one size. */
 static GAI_INLINE gai_block **gai_slot_bin(gai_set *set, gai_bin bin)
 {
@@ -17826,10 +17809,12 @@ static int gai_check_slot(galloc_pool *pool, const gai_block *block)
     return broken + (block->kind == GAI_FREE && block->slot);
 }
 
+/* More divisions than GAI_COLUMNS would put two classes into one bin. */
 static CUresult gai_pooled_begin(galloc_pool *pool)
 {
+    unsigned divisions = pool->config.roundup_power2_divisions[0];
     gai_lock_on(&pool->lock);
-    pool->divisions = gai_slot_divisions(&pool->config);
+    pool->divisions = divisions < 2 ? GAI_SLOT_DIVISIONS : gai_min(divisions, GAI_COLUMNS);
     gai_lock_off(&pool->lock);
     return CUDA_SUCCESS;
 }
@@ -18785,22 +18770,16 @@ static cudaError_t gai_pool_is_captured(galloc_pool *pool)
 
 #define GAI_PARTINGS 8 /* attempts to release all memory of a pool that ends, while on_unmap may free blocks */
 
-static int gai_pool_unmaps_told(galloc_pool *pool)
-{
-    int told;
-    gai_lock_on(&pool->lock);
-    told = pool->callbacks.on_unmap != NULL;
-    gai_lock_off(&pool->lock);
-    return told;
-}
-
 /* Releases the memory of a pool that is about to end, while on_unmap can still be called because no lock is held. */
 static void gai_pool_part(galloc_pool *pool)
 {
     gai_scope scope;
     size_t gone = 1;
-    int ends, tries;
-    if (!gai_pool_unmaps_told(pool) || gai_pool_is_orphaned(pool) || gai_pool_enter(pool, &scope)) return;
+    int told, ends, tries;
+    gai_lock_on(&pool->lock);
+    told = pool->callbacks.on_unmap != NULL;
+    gai_lock_off(&pool->lock);
+    if (!told || gai_pool_is_orphaned(pool) || gai_pool_enter(pool, &scope)) return;
     ends = pool->is_default || (!gai_pool_is_used(pool) && !gai_pool_is_captured(pool));
     /* A block that on_unmap frees may enter the quarantine and keep its page, until the next attempt. */
     for (tries = 0; ends && tries < GAI_PARTINGS && gone; tries++) {
@@ -19494,15 +19473,6 @@ static size_t gai_emit_segment(gai_emitter *e, const gai_snapshot_info *copy, si
     return i - at;
 }
 
-/* How much of its history a pool has kept. */
-static void gai_emit_history_sums(gai_emitter *e, const gai_history *history)
-{
-    gai_emit_open(e, "history", '{');
-    gai_emit_number(e, "entries", history->size);
-    gai_emit_number(e, "overwritten", history->noted - history->size);
-    gai_emit_close(e);
-}
-
 /* A pool's counters, settings and pages, which PyTorch has no keys for. */
 static void gai_emit_pool(gai_emitter *e, const gai_snapshot_info *copy)
 {
@@ -19527,7 +19497,12 @@ static void gai_emit_pool(gai_emitter *e, const gai_snapshot_info *copy)
     gai_emit_number(e, "moved_bytes", copy->stats.moved_bytes);
     gai_emit_number(e, "waits", copy->stats.waits);
     gai_emit_number(e, "graph_bytes", copy->stats.graph_bytes);
-    if (copy->history.ring) gai_emit_history_sums(e, &copy->history);
+    if (copy->history.ring) {
+        gai_emit_open(e, "history", '{');
+        gai_emit_number(e, "entries", copy->history.size);
+        gai_emit_number(e, "overwritten", copy->history.noted - copy->history.size);
+        gai_emit_close(e);
+    }
     gai_emit_open(e, "pages", '[');
     for (i = copy->blocks; i < copy->n; i++) {
         gai_emit_open(e, NULL, '[');
