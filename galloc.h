@@ -17139,17 +17139,6 @@ static size_t gai_driver_pool_held(galloc_pool *pool)
     return (size_t)held;
 }
 
-/* The same after an allocation of `bytes`; an estimate if the driver does not tell. */
-static size_t gai_driver_pool_held_with(galloc_pool *pool, size_t bytes)
-{
-    size_t held = gai_driver_pool_held(pool);
-    if (held != GAI_NOT_SAID) return held;
-    gai_lock_on(&pool->lock);
-    held = pool->stats.reserved.current - pool->of_graphs + gai_left(bytes, pool->kept);
-    gai_lock_off(&pool->lock);
-    return held;
-}
-
 /* Updates `kept` and `reserved` to what the driver's pool holds. [paging] */
 static void gai_pool_ask_held(galloc_pool *pool)
 {
@@ -17215,15 +17204,17 @@ static CUresult gai_async_take_back(galloc_pool *pool, CUdeviceptr addr, const g
     return result;
 }
 
-/* Charges the growth of the driver's pool to the budget, since only now it is known. What graphs hold is read and
-   charged in one step, as another thread may give some of it back. */
+/* Charges the growth of the driver's pool to the budget, since only now it is known; an estimate if the driver does not
+   tell. What graphs hold is read and charged in one step, as another thread may give some of it back. */
 static CUresult gai_async_charge(galloc_pool *pool, gai_segment *segment, size_t bytes)
 {
     size_t held;
     int allowed;
     if (segment->of_graph) return CUDA_SUCCESS;
-    held = gai_driver_pool_held_with(pool, bytes);
+    held = gai_driver_pool_held(pool);
     gai_lock_on(&pool->lock);
+    if (held == GAI_NOT_SAID)
+        held = pool->stats.reserved.current - pool->of_graphs + gai_left(bytes, pool->kept);
     allowed = gai_budget_raise(pool, held + pool->of_graphs);
     gai_lock_off(&pool->lock);
     return allowed ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY; /* the driver refused nothing */
