@@ -15737,19 +15737,30 @@ static int gai_check_slab(const gai_slab *slab, size_t used, int in_hand)
            (in_hand ? used > slab->made : used != slab->made);
 }
 
+typedef struct gai_census {
+    size_t used, requested, blocks, free, largest, holes, bytes, promised;
+    galloc_pages pages[GALLOC_PAGE_SIZES];
+    struct {
+        size_t blocks, marks, mappings, events, waits, positions;
+    } found; /* descriptors */
+    int busy; /* calls are busy with a stream state */
+} gai_census;
+
 /* Checks that the stream state is in the index, and that its waits are possible. */
-static int gai_check_stream_links(galloc_pool *pool, const gai_stream *stream)
+static int gai_check_stream_links(galloc_pool *pool, const gai_stream *stream, gai_census *census)
 {
     const gai_stream *other = *gai_stream_bucket(pool, stream->key ^ stream->capture_id);
     const gai_wait *wait;
     int broken = stream->free.stream != stream || (stream->due && !pool->due);
     while (other && other != stream) other = other->next_indexed;
-    for (wait = stream->waits; wait; wait = wait->next)
+    for (wait = stream->waits; wait; wait = wait->next) {
         broken += wait->epoch >= wait->on->epoch || (wait->epoch && wait->on->capture_id != stream->capture_id);
+        census->found.waits++;
+    }
     return broken + (other == NULL && stream != &pool->unknown_streams);
 }
 
-static int gai_check_positions(const gai_stream *stream)
+static int gai_check_positions(const gai_stream *stream, gai_census *census)
 {
     const gai_graph_position *position;
     uint64_t newer = stream->epoch;
@@ -15757,19 +15768,20 @@ static int gai_check_positions(const gai_stream *stream)
     for (position = stream->positions; position; position = position->older) {
         broken += position->epoch >= newer || position->epoch <= stream->done || position->n > GAI_POSITION_NODES;
         newer = position->epoch;
+        census->found.positions++;
     }
     return broken;
 }
 
 /* Checks the equations for stream states of captured streams and of the unknown streams. */
-static int gai_check_captured(const galloc_pool *pool, const gai_stream *stream)
+static int gai_check_captured(const galloc_pool *pool, const gai_stream *stream, gai_census *census)
 {
     const gai_capture *capture = pool->captures;
     const gai_cache *cache = &stream->cache;
     if (gai_stream_is_plain(stream)) return (stream->capture != NULL) + (stream->positions != NULL);
     while (capture && capture != stream->capture) capture = capture->next;
     return !stream->asked + (cache->blocks + cache->unconfirmed_blocks != 0) + stream->due +
-           gai_check_positions(stream) + (stream == &pool->unknown_streams && stream->waits != NULL) +
+           gai_check_positions(stream, census) + (stream == &pool->unknown_streams && stream->waits != NULL) +
            (stream->recorded != NULL || stream->idle != NULL) +
            (gai_stream_is_unknown(stream) != (stream == &pool->unknown_streams)) +
            (stream->capture && (!capture || capture->id != stream->capture_id || stream->done)) +
@@ -15792,15 +15804,6 @@ static int gai_check_graphs(const galloc_pool *pool)
     }
     return broken + (members != 0);
 }
-
-typedef struct gai_census {
-    size_t used, requested, blocks, free, largest, holes, bytes, promised;
-    galloc_pages pages[GALLOC_PAGE_SIZES];
-    struct {
-        size_t blocks, marks, mappings, events, waits, positions;
-    } found; /* descriptors */
-    int busy; /* calls are busy with a stream state */
-} gai_census;
 
 static void gai_census_page(gai_census *census, const gai_page *page, size_t bytes, size_t n)
 {
@@ -15864,20 +15867,7 @@ static int gai_check_cache(const galloc_pool *pool, const gai_stream *stream, ga
     return broken;
 }
 
-/* Counts the descriptors that a stream state has. */
-static void gai_census_stream(gai_census *census, const gai_stream *stream)
-{
-    const gai_event *event;
-    const gai_wait *wait;
-    const gai_graph_position *position;
-    for (event = stream->recorded; event; event = event->next) census->found.events++;
-    for (event = stream->idle; event; event = event->next) census->found.events++;
-    for (wait = stream->waits; wait; wait = wait->next) census->found.waits++;
-    for (position = stream->positions; position; position = position->older) census->found.positions++;
-    census->busy |= stream->busy != 0;
-}
-
-/* Checks the equations above gai_stream. */
+/* Checks the equations above gai_stream, and counts the descriptors that the stream state has. */
 static int gai_check_stream(galloc_pool *pool, const gai_stream *stream, gai_census *census)
 {
     const gai_event *event, *newest = NULL;
@@ -15893,6 +15883,9 @@ static int gai_check_stream(galloc_pool *pool, const gai_stream *stream, gai_cen
         events++;
     }
     broken += newest != stream->newest || events != stream->events;
+    for (event = stream->idle; event; event = event->next) events++;
+    census->found.events += events;
+    census->busy |= stream->busy != 0;
     for (segment = pool->segments; segment; segment = segment->next) {
         for (block = segment->first; block; block = block->next) {
             const gai_mark *mark;
@@ -15900,8 +15893,8 @@ static int gai_check_stream(galloc_pool *pool, const gai_stream *stream, gai_cen
             for (mark = block->recorded_uses; mark; mark = mark->next) uses += mark->stream == stream;
         }
     }
-    return broken + (uses != stream->uses) + gai_check_stream_links(pool, stream) +
-        gai_check_cache(pool, stream, census) + gai_check_captured(pool, stream);
+    return broken + (uses != stream->uses) + gai_check_stream_links(pool, stream, census) +
+        gai_check_cache(pool, stream, census) + gai_check_captured(pool, stream, census);
 }
 
 /* Checks the equations above gai_mark. */
@@ -16161,7 +16154,6 @@ static int gai_check_pool(galloc_pool *pool)
     }
     for (stream = pool->streams; stream; stream = stream->next) {
         broken += gai_check_stream(pool, stream, &census);
-        gai_census_stream(&census, stream);
         streams += (size_t)gai_stream_is_plain(stream);
     }
     broken += streams != pool->stream_count;
