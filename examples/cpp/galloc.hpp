@@ -188,6 +188,53 @@ inline void give(void *p, cudaStream_t stream) noexcept
     twice([=] { return galloc_free(p, stream); });
 }
 
+/* Makes a device current for the time of its life; -1: leaves it. When the process ends and the runtime is gone, galloc
+   knows what to do. */
+class device_guard {
+public:
+    explicit device_guard(int device)
+    {
+        int current = device;
+        cudaError_t code = device < 0 ? cudaSuccess : quietly([&] { return cudaGetDevice(&current); });
+        if (code == cudaErrorCudartUnloading) return;
+        check_cuda(code);
+        if (current == device) return;
+        check_cuda(quietly([=] { return cudaSetDevice(device); }));
+        before_ = current;
+    }
+    ~device_guard()
+    {
+        if (before_ >= 0) (void)quietly([this] { return cudaSetDevice(before_); });
+    }
+    device_guard(const device_guard &) = delete;
+    device_guard &operator=(const device_guard &) = delete;
+
+private:
+    int before_ = -1;
+};
+
+/* The device whose default stream a handle means now; -1: the handle is not of a default stream, or nobody knows. */
+inline int device_of_default(cudaStream_t stream) noexcept
+{
+    int device = -1;
+    const bool is_default = !stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread;
+    if (is_default && quietly([&] { return cudaGetDevice(&device); }) != cudaSuccess) device = -1;
+    return device;
+}
+
+/* The same on a stream of that device; -1: whichever is current. */
+inline void give_on(int device, void *p, cudaStream_t stream) noexcept
+{
+    twice([=]() -> cudaError_t {
+        try {
+            device_guard guard(device);
+            return galloc_free(p, stream);
+        } catch (const error &e) {
+            return e.code();
+        }
+    });
+}
+
 inline bool is_legacy(cudaStream_t stream) noexcept
 {
 #if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM)
@@ -301,13 +348,18 @@ private:
 
 /* Frees a block on a stream: work queued there before the end of the owner may still use it. If another stream uses the
    block, order that work before this stream's, or call galloc_record_stream. As galloc_free, the end of an owner on the
-   legacy stream orders no blocking streams. The per-thread default stream is that of the thread that ends the owner. */
+   legacy stream orders no blocking streams. A default stream is that of the device which was current when the deleter
+   was made. The per-thread default stream is that of the thread that ends the owner. */
 struct deleter {
-    cudaStream_t stream;
-    void operator()(void *p) const noexcept { detail::give(p, stream); }
+    cudaStream_t stream = nullptr;
+    int device = -1; /* of a default stream; -1: the current one */
+
+    deleter() = default;
+    deleter(cudaStream_t on) noexcept : stream(on), device(detail::device_of_default(on)) {}
+    void operator()(void *p) const noexcept { detail::give_on(device, p, stream); }
 };
 
-/* get_deleter().stream = other; changes the stream that the block is freed on. */
+/* get_deleter() = other; changes the stream that the block is freed on. */
 template <class T> using unique_ptr = std::unique_ptr<T[], deleter>;
 
 /* An array of n uninitialised elements, for `stream`; from a pool, or the default pool of the stream's device. */
@@ -328,7 +380,8 @@ template <class T> unique_ptr<T> make_unique(std::size_t n, cudaStream_t stream,
    start, memory is not. */
 template <class T> class growable {
 public:
-    growable(std::size_t max, cudaStream_t stream, galloc_pool *pool = nullptr) : stream_(stream), max_(max)
+    growable(std::size_t max, cudaStream_t stream, galloc_pool *pool = nullptr)
+        : stream_(stream), device_(detail::device_of_default(stream)), max_(max)
     {
         static_assert(std::is_trivially_copyable<T>::value, "device memory holds plain data");
         galloc_request request = galloc_request();
@@ -340,7 +393,7 @@ public:
         check(galloc_alloc(&data_, &request));
     }
     growable(growable &&other) noexcept
-        : data_(other.data_), stream_(other.stream_), size_(other.size_), max_(other.max_)
+        : data_(other.data_), stream_(other.stream_), device_(other.device_), size_(other.size_), max_(other.max_)
     {
         other.data_ = nullptr;
     }
@@ -348,16 +401,18 @@ public:
     {
         std::swap(data_, other.data_);
         std::swap(stream_, other.stream_);
+        std::swap(device_, other.device_);
         std::swap(size_, other.size_);
         std::swap(max_, other.max_);
         return *this;
     }
-    ~growable() { detail::give(data_, stream_); }
+    ~growable() { detail::give_on(device_, data_, stream_); }
 
     /* New elements are uninitialised. Only growth beyond a multiple of 2 MiB enters the driver, if at all. */
     void resize(std::size_t n)
     {
         if (n > max_) throw out_of_memory("galloc::growable: more elements than its maximum");
+        detail::device_guard guard(device_);
         check(galloc_resize(data_, n ? n * sizeof(T) : 1, stream_));
         size_ = n;
     }
@@ -368,37 +423,13 @@ public:
 private:
     void *data_ = nullptr;
     cudaStream_t stream_;
+    int device_; /* of a default stream; else -1 */
     std::size_t size_ = 0, max_;
 };
 
 /* ---- interfaces of libraries ------------------------------------------------------------------------------------- */
 
 namespace detail {
-
-/* Makes a device current for the time of its life; -1: leaves it. When the process ends and the runtime is gone, galloc
-   knows what to do. */
-class device_guard {
-public:
-    explicit device_guard(int device)
-    {
-        int current = device;
-        cudaError_t code = device < 0 ? cudaSuccess : quietly([&] { return cudaGetDevice(&current); });
-        if (code == cudaErrorCudartUnloading) return;
-        check_cuda(code);
-        if (current == device) return;
-        check_cuda(quietly([=] { return cudaSetDevice(device); }));
-        before_ = current;
-    }
-    ~device_guard()
-    {
-        if (before_ >= 0) (void)quietly([this] { return cudaSetDevice(before_); });
-    }
-    device_guard(const device_guard &) = delete;
-    device_guard &operator=(const device_guard &) = delete;
-
-private:
-    int before_ = -1;
-};
 
 /* A function of the driver, which the program need not link. */
 template <class Function> Function *driver_function(const char *name)

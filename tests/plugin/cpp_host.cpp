@@ -74,6 +74,46 @@ TEST(an_owner_frees_on_its_stream)
     finish();
 }
 
+/* On stream 0 an owner keeps its device, whichever is current when it grows or ends. */
+TEST(an_owner_frees_on_the_default_stream_of_its_device)
+{
+    for (int kind = 0; kind < 4; kind++) {
+        const cudaStream_t zero = kind % 2 ? cudaStreamPerThread : nullptr;
+        begin(2);
+        OK(cudaSetDevice(1));
+        {
+            galloc::stream other;
+            galloc_pool *pool = nullptr;
+            void *p;
+            galloc::unique_ptr<char> a, assigned = galloc::make_unique<char>(MiB(4), other);
+            OK(galloc_pool_default(&pool, 1));
+            if (kind < 2) {
+                a = galloc::make_unique<char>(MiB(4), zero);
+                put(zero, p = a.get(), MiB(4), 1);
+                OK(cudaSetDevice(0));
+                a.reset();
+            } else {
+                galloc::growable<char> array(MiB(8), zero);
+                array.resize(MiB(4));
+                put(zero, p = array.data(), MiB(4), 1);
+                OK(cudaSetDevice(0));
+                array.resize(MiB(1));
+            }
+            int device = -1;
+            OK(cudaGetDevice(&device));
+            EXPECT_EQ(device, 0);
+            OK(cudaDeviceSynchronize());
+            OK(galloc_pool_trim(pool, SIZE_MAX, nullptr)); /* looks how far the streams are */
+            OK(cudaSetDevice(1));
+            galloc::unique_ptr<char> b = galloc::make_unique<char>(MiB(4), other);
+            put(other, b.get(), MiB(4), 2);
+            assigned.get_deleter() = zero;
+            EXPECT_EQ(assigned.get_deleter().device, 1);
+        }
+        finish();
+    }
+}
+
 TEST(an_array_grows_in_place)
 {
     begin();
