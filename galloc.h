@@ -8145,24 +8145,18 @@ static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai
 }
 
 /* Mappings that are to be mapped, unmapped or parked together. Those to be mapped are in order of address. Each has a
-   busy block of its own, except in a batch of the quarantine: there the addresses may be unmapped already.
-   *last == NULL;  last == &first, or the `next` of the last mapping */
+   busy block of its own, except in a batch of the quarantine: there the addresses may be unmapped already. */
 typedef struct gai_batch {
-    gai_mapping *first, **last;
+    gai_mapping *first, *last; /* first == NULL: it is empty, and `last` means nothing */
 } gai_batch;
-
-static void gai_batch_start(gai_batch *batch)
-{
-    batch->first = NULL;
-    batch->last = &batch->first;
-}
 
 static void gai_batch_add(gai_batch *batch, gai_mapping *mapping, gai_block *block)
 {
     mapping->next = NULL;
     mapping->block = block;
-    *batch->last = mapping;
-    batch->last = &mapping->next;
+    if (batch->first) batch->last->next = mapping;
+    else batch->first = mapping;
+    batch->last = mapping;
 }
 
 /* Makes the mapping's block an alias: the page is parked there, or is mapped elsewhere. [lock] */
@@ -8519,7 +8513,7 @@ static CUresult gai_segment_fetch(galloc_pool *pool, gai_segment *segment, size_
 static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, size_t given, const gai_site *site,
                                   gai_block **block)
 {
-    gai_batch batch;
+    gai_batch batch = {NULL, NULL};
     CUresult result;
     gai_segment *segment = gai_segment_new_fixed(pool, bytes);
     if (!segment) {
@@ -8532,7 +8526,6 @@ static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, size_t given,
     gai_lock_on(&pool->lock);
     if (segment->whole->addr) gai_segment_link(pool, segment, segment->whole->addr, bytes);
     segment->whole->page->mappings = segment->whole->addr != 0;
-    gai_batch_start(&batch);
     gai_batch_add(&batch, segment->whole, segment->first);
     if (!result) {
         gai_lock_off(&pool->lock);
@@ -8838,8 +8831,7 @@ static void gai_pool_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_ba
 /* Adds the stale aliases of a batch's pages to the batch, since the pages are going to be given back. [lock] */
 static void gai_batch_add_aliases(galloc_pool *pool, gai_batch *batch)
 {
-    gai_mapping *mapping, *last = NULL, *alias;
-    for (mapping = batch->first; mapping; mapping = mapping->next) last = mapping;
+    gai_mapping *mapping, *last = batch->last, *alias;
     for (mapping = batch->first; mapping; mapping = mapping->next) {
         mapping->was_mapped = 0;
         gai_history_unmapped(pool, mapping);
@@ -8859,17 +8851,15 @@ static void gai_batch_add_aliases(galloc_pool *pool, gai_batch *batch)
    bytes given. With other backends only the bytes count. Releases `paging` while on_unmap runs. */
 static size_t gai_pool_release_by(galloc_pool *pool, const gai_page_filter *which)
 {
-    gai_batch batch;
-    size_t wanted = which->wanted;
-    size_t held, given = 0;
+    size_t wanted = which->wanted, held, given = 0;
     int some;
     if (gai_pool_stays_mapped(pool)) return 0;
     if (pool->variant.release) return pool->variant.release(pool, wanted);
     do {
         gai_page_filter filter = *which;
+        gai_batch batch = {NULL, NULL};
         filter.wanted = wanted - given;
         filter.most = gai_left(which->most, given);
-        gai_batch_start(&batch);
         gai_lock_on(&pool->lock);
         if (given) gai_pool_flush(pool); /* a callback may have allocated and freed */
         if (pool->variant.coalesce) pool->variant.coalesce(pool, 1);
@@ -8938,11 +8928,9 @@ static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
    is kept, a block may begin at it later, which needs map nodes. */
 static size_t gai_donors_trim(galloc_pool *pool, gai_batch *donors, size_t surplus)
 {
-    gai_batch kept, back;
+    gai_batch kept = {NULL, NULL}, back = {NULL, NULL};
     size_t bytes = 0;
     gai_mapping *mapping, *next;
-    gai_batch_start(&kept);
-    gai_batch_start(&back);
     for (mapping = donors->first; mapping; mapping = next) {
         next = mapping->next;
         if (bytes + mapping->bytes <= surplus && gai_block_map_need(mapping->addr) &&
@@ -9007,8 +8995,7 @@ static gai_block *gai_block_park(galloc_pool *pool, gai_block *block)
 {
     uintptr_t begin;
     size_t bytes = gai_block_whole_pages(block, &begin);
-    gai_batch batch;
-    gai_batch_start(&batch);
+    gai_batch batch = {NULL, NULL};
     if (!bytes || !gai_block_to_batch(pool, block, begin, bytes, &batch)) return block->next;
     return gai_batch_park(pool, &batch)->next;
 }
@@ -9028,9 +9015,8 @@ static void gai_pool_park_room(galloc_pool *pool, uintptr_t begin, uintptr_t end
     gai_block *block = gai_block_before(end - 1);
     while (begin < end) {
         gai_mapping *mapping = gai_page_at(end - 1);
-        gai_batch batch;
+        gai_batch batch = {NULL, NULL};
         end = mapping->addr;
-        gai_batch_start(&batch);
         if (gai_mapping_is_within(pool, mapping, block) && gai_block_to_batch(pool, block, end, mapping->bytes, &batch))
             block = gai_batch_park(pool, &batch)->prev;
     }
@@ -9123,10 +9109,9 @@ static void gai_pool_unpark(galloc_pool *pool, uintptr_t begin, uintptr_t end)
    in the pool. Aliases with unfinished work stay. Never waits. Releases `paging` while on_unmap runs. */
 static void gai_pool_drop_stale(galloc_pool *pool, uintptr_t begin, uintptr_t end, size_t keep, size_t most)
 {
-    gai_batch batch;
+    gai_batch batch = {NULL, NULL};
     gai_mapping *mapping, *newer;
     if (gai_pool_stays_mapped(pool)) return;
-    gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
     for (mapping = pool->oldest_alias; mapping && (pool->stats.leaving > keep || pool->stale > most); mapping = newer) {
         newer = mapping->newer;
@@ -11554,7 +11539,7 @@ static int gai_job_choose_within(gai_job *job, gai_plan *plan, gai_supply *suppl
     chosen = gai_job_choose(job, plan, supply, exact);
     if (chosen || !job->thrifty) return chosen;
     gai_donors_restore(job->pool, &supply->donors);
-    gai_batch_start(&supply->donors);
+    supply->donors.first = NULL;
     plan->end = end;
     job->thrifty = 0;
     return gai_job_choose(job, plan, supply, exact);
@@ -11591,11 +11576,7 @@ static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_supply *supply, gai
 {
     galloc_pool *pool = job->pool;
     int fetched;
-    gai_batch_start(batch);
-    gai_batch_start(&supply->donors);
-    gai_batch_start(&supply->returning_blocks);
-    gai_batch_start(&supply->returning);
-    supply->moved = supply->new_bytes = 0;
+    memset(supply, 0, sizeof *supply);
     if (!gai_job_plan(job, plan)) return 0;
     fetched = gai_plan_fetch(pool, plan, supply);
     if (!fetched || gai_job_choose_within(job, plan, supply, exact)) {
@@ -11623,7 +11604,7 @@ static CUresult gai_job_supply_expandable(gai_job *job, int exact)
     galloc_pool *pool = job->pool;
     gai_plan plan;
     gai_supply supply;
-    gai_batch batch;
+    gai_batch batch = {NULL, NULL};
     CUresult result = CUDA_SUCCESS;
     const char *function = "cuStreamWaitEvent";
     int ready;
@@ -16647,10 +16628,9 @@ static void gai_wholes_give_back(galloc_pool *pool, gai_batch *batch)
    of the others those as old as their mean, and so on. */
 static void gai_torch_collect(galloc_pool *pool, size_t wanted)
 {
-    gai_batch batch;
+    gai_batch batch = {NULL, NULL};
     size_t taken = 0, more = 1;
     if (gai_pool_stays_mapped(pool)) return;
-    gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
     for (; taken < wanted && more; taken += more) {
         double mean = gai_pool_mean_age(pool);
@@ -16675,11 +16655,10 @@ static gai_block *gai_block_pool_whole(const gai_block_pool *block_pool, size_t 
    else the largest ones until `bytes` are given. */
 static void gai_block_pool_release_oversize(galloc_pool *pool, const gai_block_pool *block_pool, size_t bytes)
 {
-    gai_batch batch;
+    gai_batch batch = {NULL, NULL};
     gai_block *block;
     size_t wanted = gai_max(bytes, pool->config.max_split_size), taken = 0;
     if (gai_pool_stays_mapped(pool)) return;
-    gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
     block = gai_block_pool_whole(block_pool, wanted, 0);
     if (!block) block = gai_block_pool_whole(block_pool, pool->config.max_split_size, 1);
@@ -17250,10 +17229,9 @@ static void gai_job_supply_given(gai_job *job)
    `wanted` bytes are given or there are no more. */
 static void gai_pool_return_given(galloc_pool *pool, size_t wanted)
 {
-    gai_batch batch;
+    gai_batch batch = {NULL, NULL};
     gai_block *block, *newer;
     size_t given = 0;
-    gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
     for (block = pool->common.oldest; block && given < wanted; block = newer) {
         gai_segment *segment = block->segment;
