@@ -1445,21 +1445,16 @@ static int gai_lock_try(gai_lock *lock) { return !pthread_mutex_trylock(lock); }
 #endif
 
 /* Atomic access to pointers and counters that are read without a lock. A pointer is published (release) after the data
-   it points to, and loaded with acquire. */
+   it points to, and loaded with acquire. Who loads what gai_next has made sees what its thread has written before. */
 #if defined(__GNUC__)
 static void *gai_load_pointer(void *const *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static void gai_store_pointer(void **p, void *value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
 static void gai_count(uint64_t *p, uint64_t n) { (void)__atomic_fetch_add(p, n, __ATOMIC_RELAXED); }
-static int gai_count_is(uint64_t *p, uint64_t old, uint64_t now)
-{
-    return __atomic_compare_exchange_n(p, &old, now, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-}
 static uint64_t gai_counted(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 static void gai_set_relaxed(uint64_t *p, uint64_t value) { __atomic_store_n(p, value, __ATOMIC_RELAXED); }
-static void gai_count_reset(uint64_t *p) { __atomic_store_n(p, 0, __ATOMIC_RELAXED); }
 static uint64_t gai_load(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static void gai_store(uint64_t *p, uint64_t value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
-static uint64_t gai_next(uint64_t *p) { return __atomic_add_fetch(p, 1, __ATOMIC_RELAXED); }
+static uint64_t gai_next(uint64_t *p) { return __atomic_add_fetch(p, 1, __ATOMIC_ACQ_REL); }
 static int gai_swap(uint64_t *p, uint64_t from, uint64_t to)
 {
     return __atomic_compare_exchange_n(p, &from, to, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
@@ -1468,15 +1463,10 @@ static int gai_swap(uint64_t *p, uint64_t from, uint64_t to)
 static void *gai_load_pointer(void *const *p) { return InterlockedCompareExchangePointer((void **)p, NULL, NULL); }
 static void gai_store_pointer(void **p, void *value) { (void)InterlockedExchangePointer(p, value); }
 static void gai_count(uint64_t *p, uint64_t n) { (void)InterlockedExchangeAdd64((volatile LONG64 *)p, (LONG64)n); }
-static int gai_count_is(uint64_t *p, uint64_t old, uint64_t now)
-{
-    return InterlockedCompareExchange64((volatile LONG64 *)p, (LONG64)now, (LONG64)old) == (LONG64)old;
-}
 static uint64_t gai_counted(const uint64_t *p)
 {
     return (uint64_t)InterlockedCompareExchange64((volatile LONG64 *)p, 0, 0);
 }
-static void gai_count_reset(uint64_t *p) { (void)InterlockedExchange64((volatile LONG64 *)p, 0); }
 static void gai_set_relaxed(uint64_t *p, uint64_t value) { *(volatile uint64_t *)p = value; }
 static uint64_t gai_load(const uint64_t *p) { return gai_counted(p); }
 static void gai_store(uint64_t *p, uint64_t value) { (void)InterlockedExchange64((volatile LONG64 *)p, (LONG64)value); }
@@ -1493,14 +1483,7 @@ static int gai_swap(uint64_t *p, uint64_t from, uint64_t to)
 static void gai_count_max(uint64_t *p, uint64_t n)
 {
     uint64_t most = gai_counted(p);
-    while (most < n && !gai_count_is(p, most, n)) most = gai_counted(p);
-}
-
-/* Adds 1 to a counter. Who loads the new value sees what this thread has written before. */
-static void gai_raise(uint64_t *p)
-{
-    uint64_t n = gai_load(p);
-    while (!gai_swap(p, n, n + 1)) n = gai_load(p);
+    while (most < n && !gai_swap(p, most, n)) most = gai_counted(p);
 }
 
 #ifndef GALLOC_CLOCK
@@ -1925,7 +1908,7 @@ static struct {
 } gai_process;
 
 /* Starts a new generation: all thread cache entries become invalid. */
-static void gai_generation_end(void) { gai_raise(&gai_process.generation); }
+static void gai_generation_end(void) { (void)gai_next(&gai_process.generation); }
 
 #define GAI_NOTE 2
 
@@ -1976,7 +1959,7 @@ static GAI_THREAD_LOCAL struct {
 static void gai_before_fork(void)
 {
     gai_store(&gai_process.process, gai_process_id());
-    gai_raise(&gai_process.forks); /* gai_fork_look of another thread sees `process`, too */
+    (void)gai_next(&gai_process.forks); /* gai_fork_look of another thread sees `process`, too */
 }
 static void gai_after_fork(void) { gai_count(&gai_process.forks, (uint64_t)-1); }
 static void gai_on_fork(void)
@@ -6398,7 +6381,7 @@ static void gai_capture_drop(gai_capture *capture)
 static void CUDAAPI gai_capture_ends(void *capture)
 {
     gai_capture_drop((gai_capture *)capture);
-    gai_raise(&gai_process.graph_ends); /* gai_pool_reap then sees the drop */
+    (void)gai_next(&gai_process.graph_ends); /* gai_pool_reap then sees the drop */
 }
 
 #define GAI_REAP UINT64_MAX
@@ -21137,9 +21120,9 @@ GALLOC_API cudaError_t galloc_report_text(const galloc_report *report, char *tex
     stats->driver_ns.name = gai_counted(&pool->stats.driver_ns.name);        \
     stats->driver_longest_ns.name = gai_counted(&pool->stats.driver_longest_ns.name);
 #define GAI_CALL_RESET(name, function)                    \
-    gai_count_reset(&pool->stats.driver.name);            \
-    gai_count_reset(&pool->stats.driver_ns.name);         \
-    gai_count_reset(&pool->stats.driver_longest_ns.name);
+    gai_set_relaxed(&pool->stats.driver.name, 0);         \
+    gai_set_relaxed(&pool->stats.driver_ns.name, 0);      \
+    gai_set_relaxed(&pool->stats.driver_longest_ns.name, 0);
 
 GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
 {
