@@ -5820,29 +5820,29 @@ static GAI_INLINE gai_block *gai_unconfirmed_pop(gai_cache *cache, gai_block **l
     return block;
 }
 
+/* Prepends the reversed list to another. */
+static gai_block *gai_blocks_join(gai_block *list, gai_block *rest)
+{
+    while (list) {
+        gai_block *block = list;
+        list = block->next_bin;
+        block->next_bin = rest;
+        rest = block;
+    }
+    return rest;
+}
+
 /* The stream is confirmed: moves the unconfirmed blocks to the cache bins, the oldest first. Blocks for which there is
    no bin stay unconfirmed. */
 static void gai_cache_confirm(gai_cache *cache)
 {
-    gai_block *list[2] = {NULL, NULL};
-    int i;
-    list[0] = cache->unconfirmed;
-    list[1] = cache->orphans;
+    gai_block *list = gai_blocks_join(cache->orphans, gai_blocks_join(cache->unconfirmed, NULL));
     cache->unconfirmed = cache->orphans = NULL;
     cache->unconfirmed_blocks = cache->unconfirmed_bytes = 0;
-    for (i = 1; i >= 0; i--) {
-        gai_block *turned = NULL;
-        while (list[i]) {
-            gai_block *next = list[i]->next_bin;
-            list[i]->next_bin = turned;
-            turned = list[i];
-            list[i] = next;
-        }
-        while (turned) {
-            gai_block *next = turned->next_bin;
-            if (!gai_cache_bin_push(cache, turned)) gai_unconfirmed_push(cache, turned);
-            turned = next;
-        }
+    while (list) {
+        gai_block *block = list;
+        list = block->next_bin;
+        if (!gai_cache_bin_push(cache, block)) gai_unconfirmed_push(cache, block);
     }
 }
 
@@ -6180,18 +6180,6 @@ static void gai_block_uncache(galloc_pool *pool, gai_block *block, gai_stream *s
     else gai_block_stamp_own(pool, block, stream);
     gai_block_untake(pool, block);
     gai_block_give(pool, block);
-}
-
-/* Prepends the reversed list to another. */
-static gai_block *gai_blocks_join(gai_block *list, gai_block *rest)
-{
-    while (list) {
-        gai_block *block = list;
-        list = block->next_bin;
-        block->next_bin = rest;
-        rest = block;
-    }
-    return rest;
 }
 
 /* Flushes the stream cache into the free sets, where its blocks merge and other streams may use them as their marks
