@@ -4327,20 +4327,6 @@ static int gai_sets_merge(const galloc_pool *pool, const gai_set *a, const gai_s
     return all || a == b || a == &pool->common || b == &pool->common;
 }
 
-/* May a block of this set merge with this neighbour, if there is one? */
-static GAI_INLINE int gai_block_meets(const galloc_pool *pool, const gai_block *other, const gai_set *set, int all)
-{
-    return other && other->kind == GAI_FREE && gai_sets_merge(pool, other->set, set, all);
-}
-
-/* The neighbour that a block of this set merges with, or NULL. */
-static GAI_INLINE gai_block *gai_block_plain_partner(galloc_pool *pool, const gai_block *block, const gai_set *set,
-                                                     int all)
-{
-    if (gai_block_meets(pool, block->prev, set, all)) return block->prev;
-    return gai_block_meets(pool, block->next, set, all) ? block->next : NULL;
-}
-
 /* A capture whose graph owns bytes of the block, or NULL. */
 static const gai_capture *gai_block_capture(const gai_block *block)
 {
@@ -4356,31 +4342,30 @@ static unsigned long long gai_block_capture_id(const gai_block *block)
     return capture ? capture->id : block->segment->of_graph;
 }
 
-/* Does `b` merge with `a` while captures exist? Memory that graphs own merges only with memory of the same captures or
-   their group, since the graphs may own it for long. */
-static int gai_blocks_merge(galloc_pool *pool, const gai_block *a, const gai_block *b, int all)
+/* Do the captures of two free blocks, the first one of this set, let them merge? Memory that graphs own merges only
+   with memory of the same captures or their group, since the graphs may own it for long. */
+GAI_APART
+static int gai_captures_merge(const galloc_pool *pool, const gai_set *set, const gai_block *a, const gai_block *b)
 {
-    const gai_set *set = gai_set_of(pool, a->marks);
-    const gai_capture *of_a, *of_b;
-    if (!b || b->kind != GAI_FREE || !gai_sets_merge(pool, b->set, set, all)) return 0;
+    const gai_capture *of_a = gai_block_capture(a), *of_b = gai_block_capture(b);
     if (set == b->set && set != &pool->mixed) return 1;
-    of_a = gai_block_capture(a);
-    of_b = gai_block_capture(b);
     return of_a == of_b || gai_captures_share(of_a, of_b);
 }
 
-GAI_APART
-static gai_block *gai_block_captured_partner(galloc_pool *pool, const gai_block *block, int all)
+/* Does a free block of this set merge with this neighbour, if there is one? */
+static GAI_INLINE int gai_block_meets(const galloc_pool *pool, const gai_set *set, const gai_block *block,
+                                      const gai_block *other, int all)
 {
-    if (gai_blocks_merge(pool, block, block->prev, all)) return block->prev;
-    return gai_blocks_merge(pool, block, block->next, all) ? block->next : NULL;
+    return other && other->kind == GAI_FREE && gai_sets_merge(pool, other->set, set, all) &&
+           (!pool->captures || gai_captures_merge(pool, set, block, other));
 }
 
 /* The neighbour that a free block merges with, or NULL. */
 static GAI_INLINE gai_block *gai_block_partner(galloc_pool *pool, const gai_block *block, int all)
 {
-    if (pool->captures) return gai_block_captured_partner(pool, block, all);
-    return gai_block_plain_partner(pool, block, gai_set_of(pool, block->marks), all);
+    const gai_set *set = gai_set_of(pool, block->marks);
+    if (gai_block_meets(pool, set, block, block->prev, all)) return block->prev;
+    return gai_block_meets(pool, set, block, block->next, all) ? block->next : NULL;
 }
 
 /* Merges a free block with all neighbours that allow it, and inserts the result into a set. */
@@ -15889,7 +15874,7 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block, gai_census
     broken += gai_check_found(block);
     if (block->kind == GAI_FREE && !pool->mixed.counted) {
         broken += block->set != gai_set_of(pool, block->marks);
-        broken += gai_blocks_merge(pool, block, next, 0);
+        broken += gai_block_meets(pool, gai_set_of(pool, block->marks), block, next, 0);
     }
     broken += pool->variant.check_block ? pool->variant.check_block(pool, block) : block->slot;
     broken += block->kind == GAI_HOLE && next && next->kind == GAI_HOLE;
