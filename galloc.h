@@ -2375,7 +2375,7 @@ typedef struct gai_site {
     CUcontext context; /* NULL: not queried yet */
     unsigned long long context_id;
     unsigned long long capture; /* the capture that the stream takes part in; 0: none */
-    CUresult refused; /* the driver's error when the capture or its context could not be recorded */
+    CUresult refused; /* the driver's error when its context or its capture could not be recorded */
     char broken;    /* the capture was invalidated: its work will never run */
     char capture_forbids; /* captured, or legacy while a blocking stream is: most calls would break the capture */
     char own_context; /* the stream's context is the pool's context */
@@ -6721,29 +6721,6 @@ static int gai_stream_see(galloc_pool *pool, gai_stream *stream, const gai_site 
     return gai_stream_flush(pool, stream, 1);
 }
 
-/* The same, and the call holds the stream state until gai_stream_release. */
-static void gai_stream_enter(galloc_pool *pool, gai_stream *stream, const gai_site *site)
-{
-    stream->busy++;
-    (void)gai_stream_see(pool, stream, site);
-}
-
-/* Creates the stream state of a stream that is not captured. NULL: no host memory, or the driver refused its context.
-   [lock], released to ask the driver. */
-static gai_stream *gai_stream_introduce(galloc_pool *pool, gai_site *site)
-{
-    gai_stream *stream;
-    CUresult result;
-    int known = 1;
-    gai_lock_off(&pool->lock);
-    result = gai_site_context(site);
-    if (!result && site->context != pool->context) known = gai_context_know(site->context, site->context_id);
-    gai_lock_on(&pool->lock);
-    if (result || !known) return NULL;
-    stream = gai_stream_find(pool, site);
-    return stream ? stream : gai_stream_new(pool, site);
-}
-
 #define GAI_DRAIN_MISSES 8 /* incomplete blocks passed before younger ones are assumed to be incomplete */
 
 /* Re-files the blocks of a set that have a completed mark, so that they merge and other streams may use them. */
@@ -6787,25 +6764,27 @@ static void gai_pool_reap(galloc_pool *pool)
     gai_set_drain(pool, &pool->mixed, 1);
 }
 
-/* Creates the stream state of a captured stream, and records its capture if that is new. Also forgets captures whose
-   graphs are gone: a program that only captures may have no other occasion for that. [lock], released to ask the
-   driver. */
-static gai_stream *gai_stream_introduce_captured(galloc_pool *pool, gai_site *site)
+/* Creates the stream state of a stream. For a captured one it records its capture if that is new, and forgets captures
+   whose graphs are gone: a program that only captures may have no other occasion for that. NULL: no host memory, or the
+   driver refused its context or capture. [lock], released to ask the driver. */
+static gai_stream *gai_stream_introduce(galloc_pool *pool, gai_site *site)
 {
-    gai_capture *capture = gai_capture_find(pool, site->capture);
+    gai_capture *capture = site->capture ? gai_capture_find(pool, site->capture) : NULL;
     gai_stream *stream;
     gai_lock_off(&pool->lock);
     site->refused = gai_site_context(site);
     if (!site->refused && site->context != pool->context && !gai_context_know(site->context, site->context_id))
         site->refused = GAI_NO_HOST_MEMORY;
-    if (!capture && !site->refused) gai_pool_note_capture(pool, site);
+    if (site->capture && !capture && !site->refused) gai_pool_note_capture(pool, site);
     gai_lock_on(&pool->lock);
-    gai_pool_reap(pool);
-    capture = gai_capture_find(pool, site->capture);
-    if (!capture || site->refused) return NULL;
+    if (site->capture) {
+        gai_pool_reap(pool);
+        capture = gai_capture_find(pool, site->capture);
+    }
+    if (site->refused || (site->capture && !capture)) return NULL;
     stream = gai_stream_find(pool, site);
     if (!stream) stream = gai_stream_new(pool, site);
-    if (stream) {
+    if (stream && capture) {
         stream->capture = capture;
         stream->asked = 1;
     }
@@ -6840,7 +6819,7 @@ static gai_stream *gai_stream_captured(galloc_pool *pool, gai_site *site)
     if (stream && gai_stream_goes_on(pool, stream, site)) return stream;
     if (stream) gai_stream_unindex(pool, stream);
     if (stream) gai_stream_index_by(pool, stream, 0); /* no captured stream has key 0 */
-    stream = gai_stream_introduce_captured(pool, site);
+    stream = gai_stream_introduce(pool, site);
     if (stream) (void)gai_stream_goes_on(pool, stream, site); /* records its first position */
     return stream;
 }
@@ -6850,19 +6829,18 @@ static gai_stream *gai_stream_captured(galloc_pool *pool, gai_site *site)
 static gai_stream *gai_stream_hold(galloc_pool *pool, gai_site *site)
 {
     gai_stream *stream = site->stream;
-    if (site->life && stream->life == site->life) {
-        gai_stream_enter(pool, stream, site);
-        return stream;
+    if (!site->life || stream->life != site->life) {
+        stream = site->capture ? gai_stream_captured(pool, site) : gai_stream_find(pool, site);
+        if (!stream && !site->capture) stream = gai_stream_introduce(pool, site);
+        if (!stream) return NULL;
+        site->stream = stream;
+        site->life = stream->life;
+        site->context = stream->context;
+        site->context_id = stream->context_id;
+        site->own_context = stream->context == pool->context;
     }
-    stream = site->capture ? gai_stream_captured(pool, site) : gai_stream_find(pool, site);
-    if (!stream && !site->capture) stream = gai_stream_introduce(pool, site);
-    if (!stream) return NULL;
-    site->stream = stream;
-    site->life = stream->life;
-    site->context = stream->context;
-    site->context_id = stream->context_id;
-    site->own_context = stream->context == pool->context;
-    gai_stream_enter(pool, stream, site);
+    stream->busy++;
+    (void)gai_stream_see(pool, stream, site);
     return stream;
 }
 
@@ -6871,7 +6849,7 @@ static cudaError_t gai_stream_refused(gai_site *site)
 {
     CUresult result = gai_site_context(site);
     if (result) return gai_driver_failed(result, "cuStreamGetCtx");
-    if (site->refused) return gai_driver_failed(site->refused, "noting a captured stream");
+    if (site->capture && site->refused) return gai_driver_failed(site->refused, "noting a captured stream");
     return gai_fail(cudaErrorMemoryAllocation, "no host memory for the state of a new stream");
 }
 
@@ -13688,7 +13666,7 @@ static cudaError_t gai_marks_name_all(galloc_pool *pool, gai_mark **list, gai_si
         cudaError_t error = gai_site_of(streams[i] ? streams[i] : zero, &sites[i]);
         if (error) return error;
         if (gai_marks_name(pool, list, &sites[i])) continue;
-        if (sites[i].refused) return gai_stream_refused(&sites[i]);
+        if (sites[i].capture && sites[i].refused) return gai_stream_refused(&sites[i]);
         return gai_fail(cudaErrorMemoryAllocation, "no host memory to record %d streams", n);
     }
     return cudaSuccess;
