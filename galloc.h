@@ -6526,30 +6526,37 @@ static int gai_pool_has_captured(const galloc_pool *pool)
     return stream != NULL;
 }
 
-/* Bytes of a free block that graphs own. Bytes of two graphs may count twice, within the block's size. */
-static size_t gai_block_captured(const gai_block *block)
+/* Bytes of a free block that others cannot use before this stream has done more work; stream == NULL: that graphs own.
+   Bytes of two graphs may count twice, within the block's size. */
+static size_t gai_block_stranded(const gai_block *block, const gai_stream *stream)
 {
     const gai_mark *mark;
     size_t bytes = 0;
     for (mark = block->marks; mark; mark = mark->next)
-        if (mark->stream->capture) bytes += mark->end - mark->begin;
+        if (stream ? mark->stream == stream && !gai_mark_is_complete(mark) : mark->stream->capture != NULL)
+            bytes += mark->end - mark->begin;
     return gai_min(bytes, block->bytes);
 }
 
-/* Bytes of free memory that graphs own. [lock] */
-static size_t gai_pool_captured(const galloc_pool *pool)
+/* The same of the pool's free memory, without stream caches. [lock] */
+static size_t gai_pool_stranded(const galloc_pool *pool, const gai_stream *stream)
 {
     const gai_set *set;
     const gai_block *block;
     const gai_mapping *mapping;
     size_t bytes = 0;
-    if (!gai_pool_has_captured(pool)) return 0;
     for (set = &pool->mixed; set; set = set->next)
-        for (block = set->stream && !set->stream->capture ? NULL : set->oldest; block; block = block->newer)
-            bytes += gai_block_captured(block);
+        if (!set->stream || (stream ? set->stream == stream : set->stream->capture != NULL))
+            for (block = set->oldest; block; block = block->newer) bytes += gai_block_stranded(block, stream);
     for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
-        if (gai_block_is_parked(mapping->block)) bytes += gai_block_captured(mapping->block);
+        if (gai_block_is_parked(mapping->block)) bytes += gai_block_stranded(mapping->block, stream);
     return bytes;
+}
+
+/* Bytes of free memory that graphs own. [lock] */
+static size_t gai_pool_captured(const galloc_pool *pool)
+{
+    return gai_pool_has_captured(pool) ? gai_pool_stranded(pool, NULL) : 0;
 }
 
 /* ==== STREAMS =================================================================================================== */
@@ -7390,37 +7397,19 @@ static void gai_pool_poll(galloc_pool *pool)
     gai_lock_off(&pool->lock);
 }
 
-/* Bytes of a free block that other streams cannot use before this stream has done more work. */
-static size_t gai_block_stranded(const gai_block *block, const gai_stream *stream)
-{
-    const gai_mark *mark;
-    size_t bytes = 0;
-    for (mark = block->marks; mark; mark = mark->next)
-        if (mark->stream == stream && !gai_mark_is_complete(mark)) bytes += mark->end - mark->begin;
-    return bytes;
-}
-
 /* The statistics of one stream state. [lock] */
 static void gai_stream_read(const galloc_pool *pool, gai_stream *stream, galloc_stream_stats *stats)
 {
     gai_cache *cache = &stream->cache;
     size_t in_cache;
-    const gai_set *set;
-    const gai_block *block;
-    const gai_mapping *mapping;
     memset(stats, 0, sizeof *stats);
     stats->stream_id = stream->stream_id;
     stats->context_id = stream->context_id;
     gai_latch_on(&cache->latch);
     in_cache = cache->bytes + cache->unconfirmed_bytes;
     gai_latch_off(&cache->latch);
-    stats->stranded = in_cache;
+    stats->stranded = in_cache + gai_pool_stranded(pool, stream);
     stats->unmarked = gai_stream_unmarked(stream) + in_cache;
-    for (set = &pool->mixed; set; set = set->next)
-        for (block = set->stream && set->stream != stream ? NULL : set->oldest; block; block = block->newer)
-            stats->stranded += gai_block_stranded(block, stream);
-    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
-        if (gai_block_is_parked(mapping->block)) stats->stranded += gai_block_stranded(mapping->block, stream);
 }
 
 /* Can the stream state be forgotten without losing a mark, a block, an event or a reuse to wait for? */
