@@ -4031,16 +4031,6 @@ static void gai_marks_add(galloc_pool *pool, gai_mark **list, gai_mark *mark)
     *list = mark;
 }
 
-/* Moves the marks of `more` into a list. */
-static void gai_marks_join(galloc_pool *pool, gai_mark **list, gai_mark *more)
-{
-    while (more) {
-        gai_mark *next = more->next;
-        gai_marks_add(pool, list, more);
-        more = next;
-    }
-}
-
 /* Joins the mark lists of two adjacent blocks, left before right. The usual case comes first: one mark each, of one
    stream state and epoch. */
 static GAI_INLINE gai_mark *gai_marks_meet(galloc_pool *pool, gai_mark *left, gai_mark *right)
@@ -4052,7 +4042,11 @@ static GAI_INLINE gai_mark *gai_marks_meet(galloc_pool *pool, gai_mark *left, ga
         gai_mark_end(pool, right);
         return left;
     }
-    gai_marks_join(pool, &left, right);
+    while (right) {
+        gai_mark *next = right->next;
+        gai_marks_add(pool, &left, right);
+        right = next;
+    }
     return left;
 }
 
@@ -4276,14 +4270,6 @@ static int gai_block_has_pages(const gai_block *block)
     return gai_block_is_mapped(block) || gai_block_is_parked(block);
 }
 
-static void gai_block_link(gai_block *left, gai_block *block)
-{
-    block->prev = left;
-    block->next = left->next;
-    if (left->next) left->next->prev = block;
-    left->next = block;
-}
-
 /* Splits a block at `at` and returns the right part, of the given kind, with the marks of its bytes. The block is in
    no set. The caller has ensured a descriptor, one mark per mark of the block, and map nodes for `at` if the right
    part is mapped. */
@@ -4293,7 +4279,10 @@ static gai_block *gai_block_split(galloc_pool *pool, gai_block *block, uintptr_t
     right->age = block->age;
     right->stream_id = block->stream_id;
     block->bytes = at - block->addr;
-    gai_block_link(block, right);
+    right->prev = block;
+    right->next = block->next;
+    if (right->next) right->next->prev = right;
+    block->next = right;
     right->marks = gai_marks_cut(pool, &block->marks, at);
     if (gai_block_is_mapped(right)) {
         gai_block_show(right);
@@ -5512,16 +5501,6 @@ static void gai_block_mark_captured(galloc_pool *pool, gai_block *block, gai_str
                   gai_mark_new(pool, stream, stream->epoch, block->addr, block->addr + block->bytes));
 }
 
-/* Counts a block that is given to a stream state. */
-static void gai_stream_give(galloc_pool *pool, gai_stream *stream, gai_block *block)
-{
-    block->stream_id = stream->stream_id;
-    block->life = stream->life;
-    if (!stream->blocks) gai_set_relaxed(&stream->busy_frees, 0);
-    gai_set_relaxed(&stream->blocks, stream->blocks + 1);
-    if (stream->capture && !block->segment->of_graph) gai_block_mark_captured(pool, block, stream);
-}
-
 /* Replaces the capture's marks on a resized block by one over all its bytes: growing and shrinking may have added
    marks of the same stream. */
 static void gai_block_renew_captured(galloc_pool *pool, gai_block *block)
@@ -5569,10 +5548,13 @@ static GAI_INLINE void gai_block_assign(galloc_pool *pool, gai_block *block, gai
     pool->marks.promised += GAI_FREE_MARKS;
     block->requested = requested;
     block->tag = tag;
-    block->stream_id = block->life = 0;
+    block->stream_id = stream->stream_id;
+    block->life = stream->life;
     block->stream = stream;
     gai_block_drop_own(pool, block, stream);
-    gai_stream_give(pool, stream, block);
+    if (!stream->blocks) gai_set_relaxed(&stream->busy_frees, 0);
+    gai_set_relaxed(&stream->blocks, stream->blocks + 1);
+    if (stream->capture && !block->segment->of_graph) gai_block_mark_captured(pool, block, stream);
 }
 
 /* Gives bytes of a free block to the program. Marks of other streams stay: a third stream must honour them if the
@@ -6142,18 +6124,13 @@ static GAI_INLINE void gai_cache_set(const galloc_pool *pool, gai_stream *stream
 static void gai_block_stamp_cache(galloc_pool *pool, gai_block *block)
 {
     gai_stream *stream = gai_stream_of_life(pool, block->life);
-    gai_mark *mark;
+    uintptr_t end = block->addr + block->bytes;
     if (!stream || (block->tag & GAI_DROPPED && block->age <= stream->done)) return;
-    mark = gai_mark_promised(pool, stream);
     if (block->tag & GAI_DROPPED) {
-        stream->uses++;
-        mark->epoch = block->age;
-        mark->begin = block->addr;
-        mark->end = block->addr + block->bytes;
-        gai_marks_add(pool, &block->marks, mark);
+        gai_marks_add(pool, &block->marks, gai_mark_new(pool, stream, block->age, block->addr, end));
         return;
     }
-    gai_block_stamp(pool, block, mark);
+    gai_block_stamp(pool, block, gai_mark_promised(pool, stream));
     gai_cache_set(pool, stream); /* its unmarked bytes have grown */
 }
 
