@@ -7990,13 +7990,6 @@ static enum gai_undone gai_mapping_undo(galloc_pool *pool, gai_mapping *mapping)
     return GAI_STUCK;
 }
 
-/* Ends a page whose memory was released. [lock] */
-static void gai_page_end(galloc_pool *pool, gai_page *page)
-{
-    gai_stat_page_gone(pool, page, page->bytes, 1);
-    gai_slab_give(&pool->pages, page);
-}
-
 /* Puts a mapping that the driver did not undo into the quarantine, to be tried again later. [lock] */
 static void gai_mapping_quarantine(galloc_pool *pool, gai_mapping *mapping)
 {
@@ -8007,15 +8000,6 @@ static void gai_mapping_quarantine(galloc_pool *pool, gai_mapping *mapping)
     page->stuck = !page->current;
     mapping->next = pool->quarantine;
     pool->quarantine = mapping;
-}
-
-/* Takes a mapping off its page's list and ends its descriptor. */
-static void gai_mapping_end(galloc_pool *pool, gai_mapping *mapping)
-{
-    gai_mapping **at = &mapping->page->shown;
-    while (*at != mapping) at = &(*at)->next_shown;
-    *at = mapping->next_shown;
-    gai_slab_give(&pool->mappings, mapping);
 }
 
 /* Books the outcome of gai_mapping_undo. [lock] */
@@ -8031,11 +8015,14 @@ static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai
         gai_mapping_quarantine(pool, mapping);
     } else {
         gai_page *page = mapping->page;
+        gai_mapping **at = &page->shown;
         int kept = pool->variant.keep && pool->variant.keep(pool, segment);
-        gai_mapping_end(pool, mapping);
+        while (*at != mapping) at = &(*at)->next_shown;
+        *at = mapping->next_shown;
+        gai_slab_give(&pool->mappings, mapping);
         /* A page that is kept in the driver's pool stays in the counters; other mappings of a page may remain. */
-        if (kept) gai_slab_give(&pool->pages, page);
-        else if (undone == GAI_RELEASED) gai_page_end(pool, page);
+        if (!kept && undone == GAI_RELEASED) gai_stat_page_gone(pool, page, page->bytes, 1);
+        if (kept || undone == GAI_RELEASED) gai_slab_give(&pool->pages, page);
         if (segment->fixed) {
             gai_hole_unlink(pool, segment->first);
             gai_segment_end(pool, segment);
@@ -8350,19 +8337,6 @@ static void gai_pool_tell_unmap(galloc_pool *pool, const gai_batch *batch)
    changes under `paging` and `lock`. No driver call is made while `lock` is held. Calls pages, callbacks, budget,
    statistics. */
 
-static CUresult gai_segment_alloc(galloc_pool *pool, gai_segment *segment, CUdeviceptr *addr, size_t bytes,
-                                  const gai_site *site)
-{
-    if (pool->variant.alloc) return pool->variant.alloc(pool, segment, addr, bytes, site);
-    return GAI_CALL(pool, mem_alloc, MemAlloc, (addr, bytes));
-}
-
-static CUresult gai_segment_free(galloc_pool *pool, CUdeviceptr addr, const gai_site *site)
-{
-    if (pool->variant.dealloc) return pool->variant.dealloc(pool, addr, site);
-    return GAI_CALL(pool, mem_free, MemFree, (addr));
-}
-
 /* Returns bytes to the budget that were taken for a segment. */
 static void gai_segment_refund(galloc_pool *pool, size_t bytes, const gai_site *site)
 {
@@ -8393,18 +8367,24 @@ static gai_segment *gai_segment_new_fixed(galloc_pool *pool, size_t bytes)
 static CUresult gai_segment_fetch(galloc_pool *pool, gai_segment *segment, size_t bytes, const gai_site *site)
 {
     size_t unit = segment->given ? GAI_UNIT : (size_t)1 << GAI_PAGE_LOG2;
+    size_t exact = segment->given ? segment->given : bytes;
     CUdeviceptr addr = 0;
-    CUresult result = gai_segment_alloc(pool, segment, &addr, segment->given ? segment->given : bytes, site);
+    CUresult result, undone;
+    if (pool->variant.alloc) result = pool->variant.alloc(pool, segment, &addr, exact, site);
+    else result = GAI_CALL(pool, mem_alloc, MemAlloc, (&addr, exact));
     if (result) return result;
     segment->whole->addr = (uintptr_t)addr;
-    gai_addresses_are_new((uintptr_t)addr, segment->given ? segment->given : bytes);
+    gai_addresses_are_new((uintptr_t)addr, exact);
     /* The block map needs multiples of 512 bytes, the page map of 2 MiB. */
     if (addr % unit) result = CUDA_ERROR_NOT_SUPPORTED;
     else if ((!segment->given && !gai_page_map_need((uintptr_t)addr, bytes)) ||
              !gai_block_map_need((uintptr_t)addr))
         result = GAI_NO_HOST_MEMORY;
     else if (pool->variant.charge) result = pool->variant.charge(pool, segment, bytes);
-    if (result && !gai_segment_free(pool, addr, site)) segment->whole->addr = 0;
+    if (!result) return CUDA_SUCCESS;
+    if (pool->variant.dealloc) undone = pool->variant.dealloc(pool, addr, site);
+    else undone = GAI_CALL(pool, mem_free, MemFree, (addr));
+    if (!undone) segment->whole->addr = 0;
     return result;
 }
 
