@@ -1756,6 +1756,16 @@ static void gai_code_look(gai_code *place, void *at, char *room, size_t size)
 }
 #endif
 
+/* Frees allocations that are linked by their first word. */
+static void gai_list_free(void *list)
+{
+    while (list) {
+        void *next = *(void **)list;
+        GALLOC_FREE(list);
+        list = next;
+    }
+}
+
 /* ---- sizes ---- */
 
 #define GAI_UNIT ((size_t)512)       /* block sizes are multiples of this; cudaMalloc aligns to at least as much */
@@ -2352,15 +2362,6 @@ static int gai_context_know(CUcontext context, unsigned long long id)
     if (known) known->id = id;
     gai_lock_off(&gai_locks.context);
     return known != NULL;
-}
-
-static void gai_contexts_forget(void)
-{
-    while (gai_process.known_contexts) {
-        gai_known_context *known = gai_process.known_contexts;
-        gai_process.known_contexts = known->next;
-        GALLOC_FREE(known);
-    }
 }
 
 /* A call site: the stream, context and capture of one call. Handles are reused after cudaStreamDestroy, ids never, so
@@ -3468,17 +3469,6 @@ static void *gai_slab_take(gai_slab *slab)
     return descriptor;
 }
 
-static void gai_slab_end(gai_slab *slab)
-{
-    while (slab->chunks) {
-        void *next = *(void **)slab->chunks;
-        GALLOC_FREE(slab->chunks);
-        slab->chunks = next;
-    }
-    slab->unused = NULL;
-    slab->made = slab->available = slab->promised = 0;
-}
-
 /* Marks all descriptors as unused. */
 static void gai_slab_reset(gai_slab *slab)
 {
@@ -3486,6 +3476,13 @@ static void gai_slab_reset(gai_slab *slab)
     slab->unused = NULL;
     slab->made = slab->available = slab->promised = 0;
     for (chunk = (char *)slab->chunks; chunk; chunk = *(char **)(void *)chunk) gai_slab_spread(slab, chunk);
+}
+
+static void gai_slab_end(gai_slab *slab)
+{
+    gai_list_free(slab->chunks);
+    slab->chunks = NULL;
+    gai_slab_reset(slab);
 }
 
 /* ==== MAP ======================================================================================================= */
@@ -3696,12 +3693,8 @@ static GAI_INLINE void gai_block_hide(const gai_block *block)
 
 static void gai_map_end(gai_map *map)
 {
-    while (map->nodes) {
-        void *next = *(void **)map->nodes;
-        GALLOC_FREE(map->nodes);
-        map->nodes = next;
-    }
-    memset(map->root, 0, sizeof map->root);
+    gai_list_free(map->nodes);
+    memset(map, 0, sizeof *map);
 }
 
 /* ==== BINS ====================================================================================================== */
@@ -17976,11 +17969,8 @@ static void gai_pool_free_host(galloc_pool *pool)
     if (pool->variant.end) pool->variant.end(pool);
     for (capture = pool->captures; capture; capture = capture->next) capture->gone = 1;
     gai_pool_forget_captures(pool);
-    while (pool->graphs) {
-        galloc_graph *next = pool->graphs->next;
-        GALLOC_FREE(pool->graphs);
-        pool->graphs = next;
-    }
+    gai_list_free(pool->graphs);
+    pool->graphs = NULL;
     gai_streams_end(pool);
     gai_slab_reset(&pool->blocks);
     gai_slab_reset(&pool->mappings);
@@ -21406,7 +21396,8 @@ GALLOC_API cudaError_t galloc_shutdown(void)
         gai_pools_free();
         gai_map_end(&gai_process.block_map);
         gai_map_end(&gai_process.page_map);
-        gai_contexts_forget();
+        gai_list_free(gai_process.known_contexts);
+        gai_process.known_contexts = NULL;
         gai_store_pointer(&gai_process.driver_ready, NULL);
         gai_generation_end();
         gai_threads_forget();
