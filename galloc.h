@@ -1648,18 +1648,9 @@ typedef struct gai_unwinder {
     uintptr_t (*base)(void *frame);                               /* _Unwind_GetCFA, of the next inner frame */
 } gai_unwinder;
 
-/* gai_backtrace writes up to `most` return addresses, the innermost first, and returns their number. places: where each
-   lies; 0: not known. It allocates nothing, but for its first call, which may load a library. */
 #if defined(_WIN32)
 #define GAI_RETURN_ADDRESS() _ReturnAddress()
-static void gai_unwinder_load(gai_unwinder *unwinder) { memset(unwinder, 0, sizeof *unwinder); }
-static int gai_backtrace(const gai_unwinder *unwinder, void **at, uintptr_t *places, int most)
-{
-    (void)unwinder;
-    memset(places, 0, (size_t)most * sizeof *places);
-    return CaptureStackBackTrace(0, (DWORD)most, at, NULL);
-}
-static void gai_stack_bounds(uintptr_t *begin, uintptr_t *end) { *begin = *end = 1; }
+static int gai_plain_backtrace(void **at, int most) { return CaptureStackBackTrace(0, (DWORD)most, at, NULL); }
 static void gai_code_look(gai_code *place, void *at, char *room, size_t size)
 {
     HMODULE module = NULL;
@@ -1671,9 +1662,21 @@ static void gai_code_look(gai_code *place, void *at, char *room, size_t size)
 }
 #else
 #define GAI_RETURN_ADDRESS() __builtin_return_address(0)
-/* <dlfcn.h> and <pthread.h> hide some of these under strict C. With a glibc older than 2.34 they are in libdl, which
-   programs need not link. */
+/* <dlfcn.h> and <pthread.h> hide some of this, and of what stands below, under strict C. With a glibc older than 2.34
+   it is in libdl, which programs need not link. */
 extern int gai_dladdr(const void *at, gai_code *place) __asm__("dladdr") __attribute__((weak));
+#if defined(__GLIBC__)
+static int gai_plain_backtrace(void **at, int most) { return backtrace(at, most); }
+#else
+static int gai_plain_backtrace(void **at, int most) { return (void)at, (void)most, 0; } /* CUDA needs glibc */
+#endif
+static void gai_code_look(gai_code *place, void *at, char *room, size_t size)
+{
+    (void)room, (void)size;
+    if (!gai_dladdr || !gai_dladdr(at, place)) memset(place, 0, sizeof *place);
+}
+#endif
+
 #if defined(__GLIBC__) && defined(__x86_64__)
 extern void *gai_dlopen(const char *file, int flags) __asm__("dlopen") __attribute__((weak));
 extern void *gai_dlsym(void *library, const char *name) __asm__("dlsym") __attribute__((weak));
@@ -1693,6 +1696,25 @@ static void gai_unwinder_load(gai_unwinder *unwinder)
     *(void **)(void *)&unwinder->walk = gai_dlsym(library, "_Unwind_Backtrace");
 }
 
+/* The bounds of this thread's stack; both 1: not known. The C library may allocate for it. */
+static void gai_stack_bounds(uintptr_t *begin, uintptr_t *end)
+{
+    pthread_attr_t attr;
+    void *lowest = NULL;
+    size_t bytes = 0;
+    *begin = *end = 1;
+    if (!gai_attr_of || !gai_attr_stack || gai_attr_of(pthread_self(), &attr)) return;
+    if (!gai_attr_stack(&attr, &lowest, &bytes)) {
+        *begin = (uintptr_t)lowest;
+        *end = *begin + bytes;
+    }
+    (void)pthread_attr_destroy(&attr);
+}
+#else
+static void gai_unwinder_load(gai_unwinder *unwinder) { memset(unwinder, 0, sizeof *unwinder); }
+static void gai_stack_bounds(uintptr_t *begin, uintptr_t *end) { *begin = *end = 1; }
+#endif
+
 typedef struct gai_unwinding {
     const gai_unwinder *unwinder;
     void **at;
@@ -1710,51 +1732,18 @@ static int gai_unwind_see(void *frame, void *user)
     return 0;
 }
 
+/* Writes up to `most` return addresses, the innermost first, and returns their number. places: where each lies; 0: not
+   known. It allocates nothing, but for its first call, which may load a library. */
 static int gai_backtrace(const gai_unwinder *unwinder, void **at, uintptr_t *places, int most)
 {
     gai_unwinding walk = {unwinder, at, places, 0, most};
-    if (!unwinder->walk) {
-        memset(places, 0, (size_t)most * sizeof *places);
-        return backtrace(at, most);
+    if (unwinder->walk) {
+        (void)unwinder->walk(gai_unwind_see, &walk);
+        return walk.n;
     }
-    (void)unwinder->walk(gai_unwind_see, &walk);
-    return walk.n;
-}
-
-/* The bounds of this thread's stack; both 1: not known. The C library may allocate for it. */
-static void gai_stack_bounds(uintptr_t *begin, uintptr_t *end)
-{
-    pthread_attr_t attr;
-    void *lowest = NULL;
-    size_t bytes = 0;
-    *begin = *end = 1;
-    if (!gai_attr_of || !gai_attr_stack || gai_attr_of(pthread_self(), &attr)) return;
-    if (!gai_attr_stack(&attr, &lowest, &bytes)) {
-        *begin = (uintptr_t)lowest;
-        *end = *begin + bytes;
-    }
-    (void)pthread_attr_destroy(&attr);
-}
-#else
-static void gai_unwinder_load(gai_unwinder *unwinder) { memset(unwinder, 0, sizeof *unwinder); }
-static int gai_backtrace(const gai_unwinder *unwinder, void **at, uintptr_t *places, int most)
-{
-    (void)unwinder;
     memset(places, 0, (size_t)most * sizeof *places);
-#if defined(__GLIBC__)
-    return backtrace(at, most);
-#else
-    return (void)at, 0; /* CUDA needs glibc */
-#endif
+    return gai_plain_backtrace(at, most);
 }
-static void gai_stack_bounds(uintptr_t *begin, uintptr_t *end) { *begin = *end = 1; }
-#endif
-static void gai_code_look(gai_code *place, void *at, char *room, size_t size)
-{
-    (void)room, (void)size;
-    if (!gai_dladdr || !gai_dladdr(at, place)) memset(place, 0, sizeof *place);
-}
-#endif
 
 /* Frees allocations that are linked by their first word. */
 static void gai_list_free(void *list)
