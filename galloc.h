@@ -6948,13 +6948,6 @@ static uint64_t gai_key_mix(uint64_t key, uint64_t number) { return (key + numbe
 /* Bytes freed since the last event: with none so far, or with events skipped. */
 static size_t gai_stream_unmarked(const gai_stream *stream) { return stream->unmarked + stream->skipped; }
 
-/* A stream without events requires a wait for the device. A capture or a wait_limit_ms may forbid that wait, so then
-   every event counts. */
-static int gai_pool_needs_events(const galloc_pool *pool)
-{
-    return pool->captures || pool->config.wait_limit_ms != UINT64_MAX;
-}
-
 /* An event is due: does the predictor skip it? [lock] */
 GAI_APART
 static int gai_stream_skips(galloc_pool *pool, gai_stream *stream)
@@ -6970,7 +6963,9 @@ static int gai_stream_skips(galloc_pool *pool, gai_stream *stream)
     stream->occasion = predictor->noted;
     *useless = 0;
     if (!before || predictor->agreed < GAI_EVENT_PREDICTOR_TRUST || !pool->useless[before % GAI_EVENT_KEYS]) return 0;
-    if (gai_stream_unmarked(stream) > most || gai_pool_needs_events(pool)) return 0;
+    if (gai_stream_unmarked(stream) > most) return 0;
+    /* A stream without events requires a wait for the device, which a capture or a wait_limit_ms may forbid. */
+    if (pool->captures || pool->config.wait_limit_ms != UINT64_MAX) return 0;
     *useless = 1;
     stream->skipped += stream->unmarked;
     stream->unmarked = 0;
@@ -7028,16 +7023,6 @@ static CUresult gai_call_end(uint64_t *ns, uint64_t *longest, CUresult result)
     (gai_call_begin(&(pool)->stats.driver.kind),  \
      gai_call_end(&(pool)->stats.driver_ns.kind, &(pool)->stats.driver_longest_ns.kind, gai_cu.function arguments))
 
-static CUresult gai_event_new(galloc_pool *pool, gai_stream *stream, CUevent *event)
-{
-    gai_scope scope;
-    CUresult result = gai_scope_push(&scope, stream->context);
-    if (result) return result;
-    result = GAI_CALL(pool, event_create, EventCreate, (event, CU_EVENT_DISABLE_TIMING));
-    gai_scope_leave(&scope);
-    return result;
-}
-
 /* Waits for the work that comes before a stream's next operation. For a blocking stream that includes earlier work of
    the legacy stream, which cuStreamSynchronize leaves out until an operation follows in the stream: an event is one.
    The stream's context is current. [no lock] */
@@ -7063,6 +7048,7 @@ static CUresult gai_stream_finish(galloc_pool *pool, CUstream stream)
 static gai_event *gai_event_get(galloc_pool *pool, gai_stream *stream, CUresult *result)
 {
     gai_event *event = stream->idle;
+    gai_scope scope;
     *result = CUDA_SUCCESS;
     if (event) {
         stream->idle = event->next;
@@ -7074,7 +7060,11 @@ static gai_event *gai_event_get(galloc_pool *pool, gai_stream *stream, CUresult 
     }
     event = (gai_event *)gai_slab_take(&pool->events);
     gai_lock_off(&pool->lock);
-    *result = gai_event_new(pool, stream, &event->event);
+    *result = gai_scope_push(&scope, stream->context);
+    if (!*result) {
+        *result = GAI_CALL(pool, event_create, EventCreate, (&event->event, CU_EVENT_DISABLE_TIMING));
+        gai_scope_leave(&scope);
+    }
     gai_lock_on(&pool->lock);
     if (!*result) return event;
     gai_slab_give(&pool->events, event);
