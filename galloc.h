@@ -5361,10 +5361,12 @@ static void gai_trace_row(galloc_pool *pool, const char *action, uintptr_t addr,
     gai_trace_add(pool->trace, row, (size_t)n);
 }
 
-/* A captured stream, whose id cannot be asked for, has the number of its handle. */
+/* A captured stream, whose id cannot be asked for, has the number of its handle. A per-thread default stream has one
+   that is no stream's id, from its thread and, beyond the first, its context. */
 static uint64_t gai_trace_stream(const gai_stream *stream)
 {
-    return stream->capture_id ? stream->key : stream->stream_id;
+    if (!stream->capture_id) return stream->stream_id;
+    return stream->thread ? 1ull << 63 | stream->key | stream->thread : (uint64_t)(uintptr_t)stream->handle;
 }
 
 /* Adds a word "name=2+3" for the streams of marks, but not for the unknown streams. */

@@ -602,7 +602,7 @@ static capture *capture_now(int device, cudaStream_t stream)
 static void group_join(int device, galloc_pool *pool, cudaStream_t stream)
 {
     capture *c;
-    if (is_default(stream)) return; /* cannot be captured */
+    if (is_default(stream)) return; /* cannot be captured, or names another stream in each thread (per-thread) */
     (void)pthread_mutex_lock(&lock);
     c = capture_now(device, stream);
     if (c && !c->group->joined && galloc_graph_begin(&c->group->graph, pool, stream) == cudaSuccess) {

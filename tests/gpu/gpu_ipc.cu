@@ -49,7 +49,11 @@ static size_t offset_in_segment(const void *block)
     cudaDriverEntryPointQueryResult found;
     unsigned long long base = 0;
     size_t bytes = 0;
+#if CUDART_VERSION >= 12050
     OK(cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &function, 12000, cudaEnableDefault, &found));
+#else
+    OK(cudaGetDriverEntryPoint("cuMemGetAddressRange", &function, cudaEnableDefault, &found));
+#endif
     if (!function) return 0;
     EXPECT_EQ(((int (*)(unsigned long long *, size_t *, unsigned long long))function)(&base, &bytes, (uintptr_t)block),
               0);

@@ -301,6 +301,43 @@ TEST(rows_of_waits_captures_and_requests_that_fail)
     finish();
 }
 
+/* A captured per-thread default stream has a number that is no other stream's id, in each context another one. */
+TEST(a_captured_per_thread_stream_has_a_number_of_its_own)
+{
+    unsigned long long numbers[2] = {0, 0};
+    CUcontext own = NULL, other = NULL;
+    begin_still();
+    log_to("log.csv");
+    galloc_pool *pool = pool_limited(MIB(64));
+    OK(cuCtxGetCurrent(&own));
+    OK(cuCtxCreate(&other, NULL, 0, 0));
+    for (int i = 0; i < 2; i++) {
+        cudaGraph_t graph = NULL;
+        OK(cuCtxSetCurrent(i ? other : own));
+        OK(cudaStreamBeginCapture(cudaStreamPerThread, cudaStreamCaptureModeThreadLocal));
+        void *p = get(pool, MIB(4), cudaStreamPerThread);
+        OK(galloc_free(p, cudaStreamPerThread));
+        OK(cudaStreamEndCapture(cudaStreamPerThread, &graph));
+        OK(cudaGraphDestroy(graph));
+    }
+    log_begin();
+    for (int i = 0; i < 4; i++) {
+        const char *row = log_next();
+        unsigned long long number = 0;
+        EXPECT(row && sscanf(row, i % 2 ? "free,%*[^,],%*[^,],%llu" : "allocate,%*[^,],%*[^,],%llu", &number) == 1);
+        EXPECT(number >> 63);
+        if (i % 2) EXPECT(number == numbers[i / 2]);
+        numbers[i / 2] = number;
+    }
+    EXPECT(numbers[0] != numbers[1]);
+    OK(cuCtxSetCurrent(own));
+    OK(cuCtxDestroy(other));
+    pool_end(pool);
+    free(log_rows), log_rows = NULL;
+    log_ends();
+    finish();
+}
+
 /* Pools with one name share a file, in which they have numbers; devices have files of their own where the name has %d.
    A pool that ends leaves its rows. */
 TEST(pools_share_a_file_of_one_name)
