@@ -5425,6 +5425,31 @@ static void gai_trace_resized(galloc_pool *pool, const gai_block *block, size_t 
    lock; a used block's `lent` is guarded by the latch of a stream cache. Calls slabs, the block map, bins, blocks,
    marks and statistics. */
 
+/* Would the rest of a block of this set, once filed, again be one block of this set? */
+static int gai_block_stays(galloc_pool *pool, const gai_block *rest, const gai_set *set)
+{
+    const gai_mark *mark = rest->marks;
+    if (mark && (mark->stream != set->stream || mark->next || gai_mark_is_complete(mark))) return 0;
+    return (mark || set == &pool->common) && !gai_block_partner(pool, rest, 0);
+}
+
+/* Puts the rest of a block that is in no bin any more into its place in the list by age, and into a bin. */
+static void gai_set_replace(gai_set *set, gai_block *block, gai_block *rest)
+{
+    if (rest != block) {
+        rest->older = block->older;
+        rest->newer = block->newer;
+        if (rest->older) rest->older->newer = rest;
+        else set->oldest = rest;
+        if (rest->newer) rest->newer->older = rest;
+        else set->newest = rest;
+        block->set = NULL;
+        rest->set = set;
+    }
+    rest->kind = GAI_FREE;
+    gai_bin_insert(set, rest);
+}
+
 /* Does the part of a free block behind `cut` belong to the same set as the whole? */
 static GAI_INLINE int gai_block_is_even(const galloc_pool *pool, const gai_block *block, uintptr_t cut)
 {
@@ -5457,20 +5482,45 @@ static GAI_INLINE gai_block *gai_block_cut_off(galloc_pool *pool, gai_block *res
     return block;
 }
 
+/* The same with the marks of that part. */
+static gai_block *gai_block_cut_off_marked(galloc_pool *pool, gai_block *rest, size_t bytes)
+{
+    gai_block *block = gai_block_cut_off(pool, rest, bytes);
+    gai_mark *mark = rest->marks;
+    if (mark && mark->begin < rest->addr) {
+        block->marks = gai_mark_new(pool, mark->stream, mark->epoch, mark->begin, rest->addr);
+        mark->begin = rest->addr;
+    }
+    return block;
+}
+
 /* Cuts [at, at + bytes) out of a free block; the rest stays free. The caller has called gai_block_need. */
 static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr_t at, size_t bytes,
                                     enum gai_kind kind)
 {
-    gai_block *before = NULL, *after = NULL;
-    gai_set_remove(block);
+    gai_block *before = NULL, *after = NULL, *whole = block;
+    gai_set *set = block->set;
+    if (kind == GAI_USED && at == block->addr && bytes < block->bytes && gai_block_is_even(pool, block, at + bytes) &&
+        !gai_block_meets(pool, set, block, block->next, 0)) /* newly mapped pages may not have merged yet */
+        return gai_block_cut_off_marked(pool, block, bytes);
+    if (set->counted) block->segment->pool->variant.unfiled(set, block);
+    gai_bin_remove(set, block);
+    set->bytes -= block->bytes;
     if (at + bytes < block->addr + block->bytes) after = gai_block_split(pool, block, at + bytes, GAI_FREE);
     if (at > block->addr) {
         before = block;
         block = gai_block_split(pool, before, at, kind);
     }
     block->kind = kind;
-    if (before) (void)gai_block_file(pool, before, 0);
-    if (after) (void)gai_block_file(pool, after, 0);
+    if (!before != !after && gai_block_stays(pool, before ? before : after, set)) {
+        gai_set_replace(set, whole, before ? before : after);
+        set->bytes += before ? before->bytes : after->bytes;
+    } else {
+        gai_age_remove(set, whole);
+        whole->set = NULL;
+        if (before) (void)gai_block_file(pool, before, 0);
+        if (after) (void)gai_block_file(pool, after, 0);
+    }
     gai_marks_prune(pool, &block->marks);
     return block;
 }
