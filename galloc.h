@@ -154,9 +154,9 @@
      free, as of the last allocation or trim; until then, and by the driver's rounding, a limit can be exceeded.
      Captures with it: allocations and frees are graph nodes. A free comes after the work of all captured streams that
      it names or that were recorded (cudaErrorNotPermitted: another thread's default stream was). Free the rest on
-     streams not captured, after the graph has run (or if it never will) and before it is gone: the first stream waits
-     for the others. Later, as after a failed capture, others may have the addresses: the memory leaks. While a blocking
-     stream is captured, allocations on the legacy stream, and such frees there, return cudaErrorStreamCaptureImplicit.
+     streams not captured, after the graph has run (or if it never will), before it runs again or is gone. Later, as
+     after a failed capture, it leaks. While a blocking stream is captured, allocations on the legacy stream, and such
+     frees there, return cudaErrorStreamCaptureImplicit.
      With both backends a block can be resized only up to the size requested for it; room is memory, in steps of 512
      bytes. galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
 
@@ -794,7 +794,8 @@ GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stre
      Device   does not wait, with two exceptions. If the host has no memory for a stream that the pool has not seen
               before, it waits for that stream; if that stream is being captured, it returns cudaErrorMemoryAllocation
               or the driver's error instead, and the block stays used. With backend:cudaMallocAsync the free of a
-              graph's block waits for the device if a recorded stream is retired or another thread's default stream */
+              graph's block waits for the device, if no event can be recorded now on a stream that was recorded for the
+              block (another thread's default stream, one that is being captured, or of a context that has ended) */
 GALLOC_API cudaError_t galloc_free(void *ptr, cudaStream_t stream);
 
 /* Frees a block that several streams use: it is reused after the work queued so far on each of them.
@@ -5362,11 +5363,12 @@ static void gai_trace_row(galloc_pool *pool, const char *action, uintptr_t addr,
 }
 
 /* A captured stream, whose id cannot be asked for, has the number of its handle. A per-thread default stream has one
-   that is no stream's id, from its thread and, beyond the first, its context. */
+   that is no stream's id, of its thread and its context. */
 static uint64_t gai_trace_stream(const gai_stream *stream)
 {
     if (!stream->capture_id) return stream->stream_id;
-    return stream->thread ? 1ull << 63 | stream->key | stream->thread : (uint64_t)(uintptr_t)stream->handle;
+    if (!stream->thread) return (uint64_t)(uintptr_t)stream->handle;
+    return 1ull << 63 | (uint64_t)(uintptr_t)stream->context << 16 | (stream->thread & 0xfffff);
 }
 
 /* Adds a word "name=2+3" for the streams of marks, but not for the unknown streams. */
@@ -17196,20 +17198,21 @@ static void gai_block_stamp_first(galloc_pool *pool, gai_block *block, const gai
 static int gai_block_marks_to_uses(galloc_pool *pool, gai_block *block)
 {
     const gai_mark *mark;
+    if (block->marks) block->tag |= GAI_SPECIAL;
     for (mark = block->marks; mark; mark = mark->next)
         if (!gai_mark_is_complete(mark) && !gai_block_add_use(pool, block, mark->stream)) return 0;
-    if (block->recorded_uses) block->tag |= GAI_SPECIAL;
     return 1;
 }
 
 /* Returns whether a free of a graph's block can come after a recorded use: a node of the graph after a stream of the
-   capture (own), later a free after any stream that is not captured, since a launch has all work of the capture. In a
-   capture another thread's default stream has another key than its handle has here, and so has a stream that does not
-   go on from its last position (gai_stream_captured): no event can be recorded behind their work. */
+   capture (own), later a free after any stream that is not captured, since a launch has all work of the capture, and
+   after one of another capture whose graph is gone. In a capture another thread's default stream has another key than
+   its handle has here, and so has a stream that does not go on from its last position (gai_stream_captured): no event
+   can be recorded behind their work. */
 static int gai_use_can_precede(const gai_stream *use, unsigned long long own, int captured)
 {
     if (captured) return use->capture_id == own && use->key == gai_stream_key_in(use->handle, use->context);
-    return use->capture_id == own || gai_stream_is_plain(use);
+    return use->capture_id == own || gai_stream_is_plain(use) || (!use->capture && !gai_stream_is_unknown(use));
 }
 
 /* Returns whether the driver can free a block in stream order: only one stream has used it, or it is an allocation
@@ -17230,53 +17233,81 @@ static int gai_block_is_drivers(const galloc_pool *pool, const gai_block *block,
     return i == n;
 }
 
-/* May an event be recorded now on a plain stream, which perhaps this call was not given? In its context. [recording] */
-static int gai_async_may_record(galloc_pool *pool, const gai_stream *stream)
+/* Makes the site's stream wait for an event. */
+static CUresult gai_async_wait_for(galloc_pool *pool, CUevent event, const gai_site *site)
 {
-    int retired;
-    gai_lock_on(&pool->lock);
-    retired = stream->retired;
-    gai_lock_off(&pool->lock);
-    return !retired && gai_stream_is_reachable(stream);
+    gai_scope scope;
+    CUresult result = gai_scope_enter(&scope, site->context); /* a default stream is that of the current context */
+    if (result) return result;
+    result = GAI_CALL(pool, stream_wait, StreamWaitEvent, (site->handle, event, 0));
+    gai_scope_leave(&scope);
+    return result;
 }
 
-/* Orders a stream after the work of another one by an event, which in a capture makes edges of the graph, and no node.
-   [recording] */
+/* Orders a stream after the present work of another one by an event, which in a capture makes edges of the graph, and
+   no node. CUDA_ERROR_NOT_READY: no event may be recorded there now. [recording] */
 static CUresult gai_async_order(galloc_pool *pool, const gai_stream *earlier, const gai_site *site)
 {
     gai_scope scope;
     CUevent event = NULL;
     CUresult result;
     if (earlier == site->stream) return CUDA_SUCCESS;
-    result = gai_stream_health(earlier) == GAI_ALIVE ? gai_scope_enter(&scope, earlier->context)
-                                                     : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    result = gai_scope_enter(&scope, earlier->context);
     if (result) return result;
-    if (!site->capture && !gai_async_may_record(pool, earlier)) result = CUDA_ERROR_NOT_READY;
+    if (!site->capture && !gai_stream_is_reachable(earlier)) result = CUDA_ERROR_NOT_READY;
     if (!result) result = GAI_CALL(pool, event_create, EventCreate, (&event, CU_EVENT_DISABLE_TIMING));
     if (!result) result = GAI_CALL(pool, event_record, EventRecord, (event, earlier->handle));
     gai_scope_leave(&scope);
-    if (!result) result = gai_scope_enter(&scope, site->context); /* a default stream is that of the current context */
-    if (!result) {
-        result = GAI_CALL(pool, stream_wait, StreamWaitEvent, (site->handle, event, 0));
-        gai_scope_leave(&scope);
-    }
+    if (!result) result = gai_async_wait_for(pool, event, site);
     if (event) (void)GAI_CALL(pool, event_destroy, EventDestroy, (event));
     return result;
 }
 
-/* The same after a recorded use. `recording`: its stream is not retired meanwhile. One that has been retired, or is
-   another thread's default stream, has no event here: the host waits for its device; for all if its context is gone. */
-static CUresult gai_async_order_use(galloc_pool *pool, const gai_stream *use, const gai_site *site)
+/* Orders a stream after the last event of a retired one, if that event is not known to be complete. [recording] */
+static CUresult gai_async_order_retired(galloc_pool *pool, gai_stream *retired, const gai_site *site)
 {
-    CUresult result;
-    gai_lock_on(&pool->recording);
-    result = gai_async_order(pool, use, site);
-    gai_lock_off(&pool->recording);
-    if (result != CUDA_ERROR_NOT_READY && result != CUDA_ERROR_CONTEXT_IS_DESTROYED) return result;
-    gai_lock_on(&pool->paging);
-    result = result == CUDA_ERROR_NOT_READY ? gai_device_wait_in(pool, use->context) : gai_devices_wait(pool);
-    gai_lock_off(&pool->paging);
+    CUresult result = CUDA_SUCCESS;
+    const gai_event *last;
+    gai_lock_on(&pool->lock);
+    last = retired->newest;
+    retired->busy++; /* its events stay */
+    gai_lock_off(&pool->lock);
+    if (last) result = gai_async_wait_for(pool, last->event, site);
+    gai_lock_on(&pool->lock);
+    retired->busy--;
+    gai_lock_off(&pool->lock);
     return result;
+}
+
+/* Where no event can be recorded the host waits, but not for a capture: for the device, or for all devices if the
+   context has ended. Work in a context with a sticky error is over. */
+static CUresult gai_async_wait(galloc_pool *pool, const gai_stream *use, CUresult why)
+{
+    CUresult result = why;
+    if (why == CUDA_ERROR_NOT_READY || why == CUDA_ERROR_CONTEXT_IS_DESTROYED) {
+        gai_lock_on(&pool->paging);
+        result = why == CUDA_ERROR_NOT_READY ? gai_device_wait_in(pool, use->context) : gai_devices_wait(pool);
+        gai_lock_off(&pool->paging);
+    }
+    return use->context != pool->context && gai_is_sticky(result) ? CUDA_SUCCESS : result;
+}
+
+/* Orders a stream after a recorded use. `recording`: the use's stream is not retired meanwhile. */
+static CUresult gai_async_order_use(galloc_pool *pool, gai_stream *use, const gai_site *site)
+{
+    enum gai_health health;
+    CUresult result = gai_context_look(use->context, use->context_id, &health);
+    int retired;
+    if (health == GAI_DEAD) result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (health == GAI_ALIVE) {
+        gai_lock_on(&pool->recording);
+        gai_lock_on(&pool->lock);
+        retired = use->retired && !site->capture;
+        gai_lock_off(&pool->lock);
+        result = retired ? gai_async_order_retired(pool, use, site) : gai_async_order(pool, use, site);
+        gai_lock_off(&pool->recording);
+    }
+    return result && !site->capture ? gai_async_wait(pool, use, result) : result;
 }
 
 /* Orders the first stream after the others and after the block's recorded uses; outside of captures but for those in
@@ -17286,9 +17317,7 @@ static CUresult gai_async_order_all(galloc_pool *pool, const gai_block *block, c
     const gai_mark *use;
     CUresult result = CUDA_SUCCESS;
     size_t i;
-    gai_lock_on(&pool->recording);
-    for (i = 1; i < n && !result; i++) result = gai_async_order(pool, sites[i].stream, sites);
-    gai_lock_off(&pool->recording);
+    for (i = 1; i < n && !result; i++) result = gai_async_order_use(pool, sites[i].stream, sites);
     for (use = block->recorded_uses; use && !result; use = use->next)
         if (sites->capture || !use->stream->capture_id) result = gai_async_order_use(pool, use->stream, sites);
     return result;
@@ -17330,11 +17359,14 @@ static void gai_block_give_up(galloc_pool *pool, gai_block *block)
 static CUresult gai_block_give_in_order(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n)
 {
     gai_segment *segment = block->segment;
-    CUresult result = CUDA_ERROR_INVALID_CONTEXT;
+    CUresult result;
     CUcontext context = pool->context;
     unsigned long long id = pool->context_id;
+    enum gai_health health;
     gai_lock_off(&pool->lock);
-    if (gai_context_health(context, id) == GAI_ALIVE) { /* else the address may be reused */
+    result = gai_context_look(context, id, &health);
+    if (health == GAI_DEAD) result = CUDA_ERROR_INVALID_CONTEXT; /* the address may be reused */
+    if (health == GAI_ALIVE) {
         result = gai_async_order_all(pool, block, sites, n);
         if (!result) {
             result = gai_async_free(pool, (CUdeviceptr)segment->whole->addr, sites);
@@ -17352,16 +17384,16 @@ static cudaError_t gai_block_free_given(galloc_pool *pool, gai_block *block, con
                                         int *freed)
 {
     gai_segment *segment = block->segment;
-    int captured = sites->capture != 0;
+    int captured = sites->capture != 0, of_graph = segment->of_graph != 0;
     CUresult result;
-    if (!captured && pool->trace) gai_trace_freed(pool, block, NULL); /* before another thread gets the address */
-    if (!captured) segment->traced = pool->trace != NULL;
+    if (!of_graph && pool->trace) gai_trace_freed(pool, block, NULL); /* before another thread gets the address */
+    if (!of_graph) segment->traced = pool->trace != NULL;
     result = gai_block_give_in_order(pool, block, sites, n);
     if (captured && result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) result = CUDA_SUCCESS; /* it allocates nothing */
     *freed = !result && !segment->lost;
-    if (*freed && captured && pool->trace) gai_trace_freed(pool, block, NULL);
+    if (*freed && of_graph && pool->trace) gai_trace_freed(pool, block, NULL);
     if (*freed) gai_block_give_up(pool, block);
-    if (!result || !segment->of_graph || segment->lost || gai_load(&pool->broken)) return cudaSuccess;
+    if (!result || !of_graph || segment->lost || gai_load(&pool->broken)) return cudaSuccess;
     if (gai_is_driver_gone(result) || result == CUDA_ERROR_INVALID_CONTEXT) return cudaSuccess; /* and the memory */
     return gai_fail((cudaError_t)(int)result, "memory that a graph allocates cannot be freed%s: %s",
                     captured ? " in its graph" : "", cudaGetErrorString((cudaError_t)(int)result));

@@ -1659,6 +1659,90 @@ TEST(the_default_stream_of_a_thread_that_lives_is_waited_for)
     finish();
 }
 
+/* The last event of a retired stream, which may be gone, stands for its work. The host waits for nothing. */
+TEST(memory_that_a_graph_leaves_goes_after_a_retired_stream)
+{
+    for (int busy = 0; busy < 2; busy++) {
+        begin_still();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+        cudaStream_t s = stream_new(), t = stream_new();
+        cudaGraph_t graph = NULL;
+        cudaGraphExec_t exec = NULL;
+        void *trace = NULL;
+        OK(cudaMalloc(&trace, 512));
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+        void *p = get_used(pool, MIB(2), s, 1);
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphInstantiate(&exec, graph, 0));
+        OK(cudaGraphLaunch(exec, s));
+        order(s, t);
+        OK(galloc_record_stream(p, t));
+        look(t, p, MIB(2), 1);
+        put(t, trace, 512, 2); /* the program orders it before nothing */
+        if (!busy) sim_run(-1);
+        OK(galloc_stream_retire(t));
+        OK(cudaStreamDestroy(t));
+        long waits = sim_blocking_calls();
+        OK(galloc_free(p, s));
+        EXPECT_EQ(sim_blocking_calls(), waits);
+        put(s, trace, 512, 3);
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        sim_run(-1);
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaGraphDestroy(graph));
+        OK(cudaFree(trace));
+        EXPECT_EQ(sim_physical(0), 0);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
+/* A use whose work is over needs no order: in a context of another device that has a sticky error, or in another
+   capture whose graph is gone. */
+TEST(memory_that_a_graph_leaves_goes_despite_uses_that_are_over)
+{
+    for (int kind = 0; kind < 2; kind++) {
+        begin_with_devices(2, SIM_PACE_STILL);
+        CUcontext other = NULL;
+        cudaStream_t t = NULL;
+        cudaGraph_t graph = NULL, second = NULL;
+        cudaGraphExec_t exec = NULL;
+        OK(cudaSetDevice(1));
+        if (kind == 0) t = stream_new();
+        if (kind == 0) OK(cuCtxGetCurrent(&other));
+        OK(cudaSetDevice(0));
+        if (kind == 1) t = stream_new();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+        cudaStream_t s = stream_new();
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        void *p = get_used(pool, MIB(2), s, 1);
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphInstantiate(&exec, graph, 0));
+        OK(cudaGraphLaunch(exec, s));
+        if (kind == 1) OK(cudaStreamBeginCapture(t, cudaStreamCaptureModeRelaxed));
+        OK(galloc_record_stream(p, t));
+        if (kind == 1) OK(cudaStreamEndCapture(t, &second));
+        if (kind == 1) OK(cudaGraphDestroy(second));
+        OK(cudaDeviceSynchronize());
+        if (kind == 0) sim_context_fail(other, 700);
+        if (kind == 1) OK(galloc_free(get(pool, 512, s), s)); /* notices the end of the graph */
+        OK(galloc_free(p, s));
+        EXPECT_EQ(stats_of(pool).live.current, 0);
+        EXPECT_EQ(info_of(p).state, GALLOC_STATE_FOREIGN);
+        OK(cudaStreamSynchronize(s));
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaGraphDestroy(graph));
+        if (kind == 0) sim_context_fail(other, 0);
+        pool_end(pool);
+        stream_end(s);
+        if (kind == 0) OK(cudaSetDevice(1));
+        stream_end(t);
+        OK(cudaSetDevice(0));
+        finish();
+    }
+}
+
 /* What the driver refuses to free then stays the program's, which may try again while the graph is there. A stream that
    was retired is waited for. */
 TEST(memory_that_a_graph_leaves_goes_while_the_graph_is_there)
