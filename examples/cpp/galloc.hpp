@@ -66,7 +66,7 @@ namespace galloc {
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
-namespace detail {
+namespace texts {
 
 /* What to say of the call that has just failed with `code`: galloc's message, or CUDA's text. A call of the runtime
    that fails leaves its code as the runtime's last error, and galloc's calls leave that error as it was. If it was the
@@ -79,12 +79,12 @@ inline std::string text_of(cudaError_t code)
     return text + "; the last error of galloc: " + message;
 }
 
-} // namespace detail
+} // namespace texts
 
 /* A call of galloc or CUDA that failed for another reason than memory. */
 class error : public std::runtime_error {
 public:
-    explicit error(cudaError_t code) : std::runtime_error(detail::text_of(code)), code_(code) {}
+    explicit error(cudaError_t code) : std::runtime_error(texts::text_of(code)), code_(code) {}
     error(cudaError_t code, const char *message)
         : std::runtime_error(*message ? message : cudaGetErrorString(code)), code_(code)
     {
@@ -99,13 +99,13 @@ private:
 #if defined(GALLOC_HPP_RMM)
 class out_of_memory : public rmm::out_of_memory {
 public:
-    out_of_memory() : out_of_memory(detail::text_of(cudaErrorMemoryAllocation).c_str()) {}
+    out_of_memory() : out_of_memory(texts::text_of(cudaErrorMemoryAllocation).c_str()) {}
     explicit out_of_memory(const char *message) : rmm::out_of_memory(message) {}
 };
 #else
 class out_of_memory : public std::bad_alloc {
 public:
-    out_of_memory() : out_of_memory(detail::text_of(cudaErrorMemoryAllocation).c_str()) {}
+    out_of_memory() : out_of_memory(texts::text_of(cudaErrorMemoryAllocation).c_str()) {}
     explicit out_of_memory(const char *message)
         : text_(std::make_shared<std::string>(std::string("out_of_memory: ") + message))
     {
@@ -115,6 +115,14 @@ public:
 private:
     std::shared_ptr<std::string> text_; /* copying an exception must not throw */
 };
+#endif
+
+/* Files may be compiled with per-thread default streams or without. The rest has other names in each of them, since
+   stream 0 means another stream there. */
+#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM)
+inline namespace per_thread_default {
+#else
+inline namespace legacy_default {
 #endif
 
 /* Throws unless the call of galloc, or of the CUDA runtime, succeeded. After a kernel launch pass it
@@ -151,6 +159,7 @@ template <class Call> cudaError_t beside_captures(Call call)
 /* Throws unless a call of the runtime succeeded. It leaves no message. */
 inline void check_cuda(cudaError_t code)
 {
+    if (code == cudaErrorMemoryAllocation) throw out_of_memory(cudaGetErrorString(code));
     if (code != cudaSuccess) throw error(code, "");
 }
 
@@ -188,46 +197,123 @@ inline void give(void *p, cudaStream_t stream) noexcept
     twice([=] { return galloc_free(p, stream); });
 }
 
-/* Makes a device current for the time of its life; -1: leaves it. When the process ends and the runtime is gone, galloc
-   knows what to do. */
+/* A function of the driver, which the program need not link. */
+template <class Function> Function *driver_function(const char *name)
+{
+    void *function = nullptr;
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    check_cuda(quietly([&] {
+#if CUDART_VERSION >= 12050
+        return cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found);
+#else
+        return cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &found);
+#endif
+    }));
+    if (found != cudaDriverEntryPointSuccess || !function) throw error(cudaErrorInsufficientDriver, name);
+    return reinterpret_cast<Function *>(function);
+}
+
+inline CUcontext current_context()
+{
+    static auto *const get = driver_function<decltype(cuCtxGetCurrent)>("cuCtxGetCurrent");
+    CUcontext context = nullptr;
+    return get(&context) == CUDA_SUCCESS ? context : nullptr;
+}
+
+/* A context. Its id tells whether it still exists, since another one may come to the same address. */
+struct context_ref {
+    CUcontext context;
+    unsigned long long id;
+};
+
+inline CUresult id_of(CUcontext context, unsigned long long *id)
+{
+    static auto *const get = driver_function<decltype(cuCtxGetId)>("cuCtxGetId");
+    return get(context, id);
+}
+
+inline bool is_alive(const context_ref &ref)
+{
+    unsigned long long id = 0;
+    if (!ref.context) return false;
+    CUresult result = id_of(ref.context, &id);
+    if (result == CUDA_SUCCESS) return id == ref.id;
+    return result != CUDA_ERROR_INVALID_CONTEXT && result != CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+/* The context whose default stream a handle means now. None: the handle is of another stream, or no context is current.
+   */
+inline context_ref context_of_default(cudaStream_t stream) noexcept
+{
+    context_ref ref = {nullptr, 0};
+    if (stream && stream != cudaStreamLegacy && stream != cudaStreamPerThread) return ref;
+    try {
+        ref.context = current_context();
+        if (ref.context && id_of(ref.context, &ref.id) != CUDA_SUCCESS) ref.context = nullptr;
+    } catch (const error &) {
+        ref.context = nullptr;
+    }
+    return ref;
+}
+
+/* Makes a context current for the time of its life; none, or one that has ended: leaves the current one. */
+class context_guard {
+public:
+    explicit context_guard(const context_ref &ref)
+    {
+        static auto *const push = driver_function<decltype(cuCtxPushCurrent)>("cuCtxPushCurrent");
+        if (!ref.context || current_context() == ref.context || !is_alive(ref)) return;
+        check_cuda(static_cast<cudaError_t>(push(ref.context)));
+        pushed_ = true;
+    }
+    ~context_guard()
+    {
+        CUcontext context;
+        if (pushed_) (void)driver_function<decltype(cuCtxPopCurrent)>("cuCtxPopCurrent")(&context);
+    }
+    context_guard(const context_guard &) = delete;
+    context_guard &operator=(const context_guard &) = delete;
+
+private:
+    bool pushed_ = false;
+};
+
+/* Makes a device current for the time of its life; -1: leaves it. primary: and its primary context, where a context of
+   the program's own may be current. Afterwards the thread has the context that it had. When the process ends and the
+   runtime is gone, galloc knows what to do. */
 class device_guard {
 public:
-    explicit device_guard(int device)
+    explicit device_guard(int device, bool primary = false)
     {
         int current = device;
         cudaError_t code = device < 0 ? cudaSuccess : quietly([&] { return cudaGetDevice(&current); });
         if (code == cudaErrorCudartUnloading) return;
         check_cuda(code);
-        if (current == device) return;
+        if (current == device && !primary) return;
+        context_ = current_context();
         check_cuda(quietly([=] { return cudaSetDevice(device); }));
         before_ = current;
     }
     ~device_guard()
     {
-        if (before_ >= 0) (void)quietly([this] { return cudaSetDevice(before_); });
+        if (before_ < 0) return;
+        if (context_) (void)driver_function<decltype(cuCtxSetCurrent)>("cuCtxSetCurrent")(context_);
+        else (void)quietly([this] { return cudaSetDevice(before_); });
     }
     device_guard(const device_guard &) = delete;
     device_guard &operator=(const device_guard &) = delete;
 
 private:
     int before_ = -1;
+    CUcontext context_ = nullptr;
 };
 
-/* The device whose default stream a handle means now; -1: the handle is not of a default stream, or nobody knows. */
-inline int device_of_default(cudaStream_t stream) noexcept
-{
-    int device = -1;
-    const bool is_default = !stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread;
-    if (is_default && quietly([&] { return cudaGetDevice(&device); }) != cudaSuccess) device = -1;
-    return device;
-}
-
-/* The same on a stream of that device; -1: whichever is current. */
-inline void give_on(int device, void *p, cudaStream_t stream) noexcept
+/* Frees on a stream of that context; none: of the current one. */
+inline void give_in(const context_ref &ref, void *p, cudaStream_t stream) noexcept
 {
     twice([=]() -> cudaError_t {
         try {
-            device_guard guard(device);
+            context_guard guard(ref);
             return galloc_free(p, stream);
         } catch (const error &e) {
             return e.code();
@@ -348,15 +434,15 @@ private:
 
 /* Frees a block on a stream: work queued there before the end of the owner may still use it. If another stream uses the
    block, order that work before this stream's, or call galloc_record_stream. As galloc_free, the end of an owner on the
-   legacy stream orders no blocking streams. A default stream is that of the device which was current when the deleter
+   legacy stream orders no blocking streams. A default stream is that of the context which was current when the deleter
    was made. The per-thread default stream is that of the thread that ends the owner. */
 struct deleter {
     cudaStream_t stream = nullptr;
-    int device = -1; /* of a default stream; -1: the current one */
+    detail::context_ref context = {nullptr, 0}; /* of a default stream; none: the current one */
 
     deleter() = default;
-    deleter(cudaStream_t on) noexcept : stream(on), device(detail::device_of_default(on)) {}
-    void operator()(void *p) const noexcept { detail::give_on(device, p, stream); }
+    deleter(cudaStream_t on) noexcept : stream(on), context(detail::context_of_default(on)) {}
+    void operator()(void *p) const noexcept { detail::give_in(context, p, stream); }
 };
 
 /* get_deleter() = other; changes the stream that the block is freed on. */
@@ -380,8 +466,7 @@ template <class T> unique_ptr<T> make_unique(std::size_t n, cudaStream_t stream,
    start, memory is not. */
 template <class T> class growable {
 public:
-    growable(std::size_t max, cudaStream_t stream, galloc_pool *pool = nullptr)
-        : stream_(stream), device_(detail::device_of_default(stream)), max_(max)
+    growable(std::size_t max, cudaStream_t stream, galloc_pool *pool = nullptr) : stream_(stream), max_(max)
     {
         static_assert(std::is_trivially_copyable<T>::value, "device memory holds plain data");
         galloc_request request = galloc_request();
@@ -391,28 +476,30 @@ public:
         request.stream = stream;
         request.pool = pool;
         check(galloc_alloc(&data_, &request));
+        context_ = detail::context_of_default(stream);
     }
     growable(growable &&other) noexcept
-        : data_(other.data_), stream_(other.stream_), device_(other.device_), size_(other.size_), max_(other.max_)
+        : data_(other.data_), stream_(other.stream_), context_(other.context_), size_(other.size_), max_(other.max_)
     {
         other.data_ = nullptr;
+        other.size_ = other.max_ = 0; /* it can only be assigned to, or end */
     }
     growable &operator=(growable &&other) noexcept
     {
         std::swap(data_, other.data_);
         std::swap(stream_, other.stream_);
-        std::swap(device_, other.device_);
+        std::swap(context_, other.context_);
         std::swap(size_, other.size_);
         std::swap(max_, other.max_);
         return *this;
     }
-    ~growable() { detail::give_on(device_, data_, stream_); }
+    ~growable() { detail::give_in(context_, data_, stream_); }
 
     /* New elements are uninitialised. Only growth beyond a multiple of 2 MiB enters the driver, if at all. */
     void resize(std::size_t n)
     {
         if (n > max_) throw out_of_memory("galloc::growable: more elements than its maximum");
-        detail::device_guard guard(device_);
+        detail::context_guard guard(context_);
         check(galloc_resize(data_, n ? n * sizeof(T) : 1, stream_));
         size_ = n;
     }
@@ -423,7 +510,7 @@ public:
 private:
     void *data_ = nullptr;
     cudaStream_t stream_;
-    int device_; /* of a default stream; else -1 */
+    detail::context_ref context_ = {nullptr, 0}; /* of a default stream; else none */
     std::size_t size_ = 0, max_;
 };
 
@@ -431,49 +518,20 @@ private:
 
 namespace detail {
 
-/* A function of the driver, which the program need not link. */
-template <class Function> Function *driver_function(const char *name)
-{
-    void *function = nullptr;
-    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    check_cuda(quietly([&] {
-#if CUDART_VERSION >= 12050
-        return cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found);
-#else
-        return cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &found);
-#endif
-    }));
-    if (found != cudaDriverEntryPointSuccess || !function) throw error(cudaErrorInsufficientDriver, name);
-    return reinterpret_cast<Function *>(function);
-}
-
-/* A stream and its context, whose id tells whether the stream still exists: cudaDeviceReset ends both, and no call may
-   name the stream after that. */
+/* A stream and its context: cudaDeviceReset ends both, and no call may name the stream after that. */
 struct private_entry {
     cudaStream_t stream;
-    CUcontext context;
-    unsigned long long context_id;
+    context_ref context;
 };
 
-inline bool is_alive(const private_entry &entry)
+/* Makes a non-blocking stream in a device's primary context. */
+inline private_entry make_private_entry(int device)
 {
-    static auto *const get_id = driver_function<decltype(cuCtxGetId)>("cuCtxGetId");
-    unsigned long long id = 0;
-    if (!entry.stream) return false;
-    CUresult result = get_id(entry.context, &id);
-    if (result == CUDA_SUCCESS) return id == entry.context_id;
-    return result != CUDA_ERROR_INVALID_CONTEXT && result != CUDA_ERROR_CONTEXT_IS_DESTROYED;
-}
-
-/* Makes a non-blocking stream of the current device. */
-inline private_entry make_private_entry()
-{
-    static auto *const get_current = driver_function<decltype(cuCtxGetCurrent)>("cuCtxGetCurrent");
-    static auto *const get_id = driver_function<decltype(cuCtxGetId)>("cuCtxGetId");
     private_entry entry = private_entry();
+    const device_guard guard(device, true);
     check_cuda(beside_captures([&] { return cudaStreamCreateWithFlags(&entry.stream, cudaStreamNonBlocking); }));
-    CUresult result = get_current(&entry.context);
-    if (result == CUDA_SUCCESS) result = get_id(entry.context, &entry.context_id);
+    entry.context.context = current_context();
+    CUresult result = id_of(entry.context.context, &entry.context.id);
     if (result != CUDA_SUCCESS) {
         (void)quietly([&] { return cudaStreamDestroy(entry.stream); });
         throw error(static_cast<cudaError_t>(result), "");
@@ -499,10 +557,7 @@ inline cudaStream_t private_stream(int device)
     if (device < 0) check_cuda(quietly([&] { return cudaGetDevice(&device); }));
     if (entries.size() <= std::size_t(device)) entries.resize(std::size_t(device) + 1);
     private_entry &entry = entries[std::size_t(device)];
-    if (!is_alive(entry)) {
-        device_guard guard(device);
-        entry = make_private_entry();
-    }
+    if (!entry.stream || !is_alive(entry.context)) entry = make_private_entry(device);
     return entry.stream;
 }
 
@@ -665,7 +720,8 @@ private:
 };
 
 /* The constructors and member functions of cub::CachingDeviceAllocator, which CCCL has deprecated. As there, DeviceFree
-   names no stream: the block is freed on the stream of its allocation, which must still exist. If that is the
+   names no stream: the block is freed on the stream of its allocation, which must still exist. Memory that this object
+   has not allocated is freed after a wait for the device. If that is the
    per-thread default stream of another thread, it is freed on the legacy stream, which comes after it. On the legacy
    stream an event is recorded, which orders blocking streams; while one is captured, the free fails. Differences: bins
    do not exist, so their arguments have no effect, and neither has `debug`, which the first constructor of older
@@ -697,18 +753,19 @@ public:
     cudaError_t SetMaxCachedBytes(std::size_t max_cached_bytes)
     {
         try {
-            detail::guard lock(mutex_);
-            most_ = max_cached_bytes;
-            for (galloc_pool *pool : pools_) (void)trim(pool, most_);
+            for (galloc_pool *pool : pools(&max_cached_bytes)) (void)trim(pool, max_cached_bytes);
             return cudaSuccess;
         } catch (const error &e) {
             return e.code();
+        } catch (...) { /* no host memory */
+            return cudaErrorMemoryAllocation;
         }
     }
 
     cudaError_t DeviceAllocate(int device, void **p, std::size_t bytes, cudaStream_t active_stream = nullptr)
     {
         galloc_pool *pool = nullptr;
+        block b = {active_stream, detail::this_thread(), {nullptr, 0}, nullptr, 0};
         if (!p) return cudaErrorInvalidValue;
         *p = nullptr;
         try {
@@ -717,12 +774,14 @@ public:
             /* CUB's algorithms ask for a size, and do no work, when the address of their temporaries is NULL. */
             if (code == cudaSuccess) code = galloc_pool_malloc(pool, p, bytes ? bytes : 1, active_stream);
             if (code != cudaSuccess) return code;
-            remember(*p, block{active_stream, detail::this_thread(), detail::device_of(pool), pool});
+            b.context = detail::context_of_default(active_stream);
+            b.pool = pool;
+            remember(*p, b);
             return cudaSuccess;
         } catch (const error &e) {
-            return withdraw(p, active_stream, e.code());
+            return withdraw(p, b, e.code());
         } catch (...) { /* no host memory */
-            return withdraw(p, active_stream, cudaErrorMemoryAllocation);
+            return withdraw(p, b, cudaErrorMemoryAllocation);
         }
     }
     cudaError_t DeviceAllocate(void **p, std::size_t bytes, cudaStream_t active_stream = nullptr)
@@ -736,15 +795,11 @@ public:
         block b;
         std::size_t most;
         try {
-            detail::guard lock(mutex_); /* the address may come back in another thread before `erase` */
-            auto found = blocks_.find(p);
-            if (found == blocks_.end()) return galloc_free(p, nullptr); /* NULL, or an error */
-            b = found->second;
-            most = most_;
-            detail::device_guard guard(b.device);
+            if (!find(p, &b, &most)) return free_other(p);
+            detail::context_guard guard(b.context);
             cudaError_t code = detail::free_in_order(p, stream_of(b));
             if (code != cudaSuccess) return code; /* the stream is kept for another try */
-            blocks_.erase(found);
+            forget(p, b);
         } catch (const error &e) {
             return e.code();
         }
@@ -756,9 +811,8 @@ public:
     cudaError_t FreeAllCached()
     {
         try {
-            detail::guard lock(mutex_);
             cudaError_t result = cudaSuccess;
-            for (galloc_pool *pool : pools_) {
+            for (galloc_pool *pool : pools(nullptr)) {
                 cudaError_t code = galloc_pool_trim(pool, 0, nullptr);
                 if (code == cudaErrorInvalidResourceHandle) continue; /* galloc_shutdown has ended the pool */
                 if (code != cudaSuccess) result = code;
@@ -766,6 +820,8 @@ public:
             return result;
         } catch (const error &e) {
             return e.code();
+        } catch (...) { /* no host memory */
+            return cudaErrorMemoryAllocation;
         }
     }
 
@@ -773,8 +829,9 @@ private:
     struct block {
         cudaStream_t stream;
         unsigned long long thread;
-        int device;
+        detail::context_ref context; /* of a default stream; else none */
         galloc_pool *pool;
+        unsigned long long number; /* of the allocation */
     };
 
     /* The per-thread default stream of another thread has no name here. The legacy stream comes after it. */
@@ -783,20 +840,58 @@ private:
         return detail::is_per_thread(b.stream) && b.thread != detail::this_thread() ? cudaStreamLegacy : b.stream;
     }
 
-    static cudaError_t withdraw(void **p, cudaStream_t stream, cudaError_t code)
+    static cudaError_t withdraw(void **p, const block &b, cudaError_t code)
     {
-        if (*p) detail::give(*p, stream);
+        if (*p) detail::give_in(b.context, *p, b.stream);
         *p = nullptr;
         return code;
     }
 
+    /* No lock is held while galloc is called: its callbacks may use this object. */
     void remember(void *p, block b)
     {
         detail::guard lock(mutex_);
         bool known = false;
         for (galloc_pool *pool : pools_) known = known || pool == b.pool;
         if (!known) pools_.push_back(b.pool);
+        b.number = ++allocations_;
         blocks_[p] = b;
+    }
+
+    bool find(void *p, block *b, std::size_t *most)
+    {
+        detail::guard lock(mutex_);
+        auto found = blocks_.find(p);
+        if (found == blocks_.end()) return false;
+        *b = found->second;
+        *most = most_;
+        return true;
+    }
+
+    /* Another thread may have got the address since the free. */
+    void forget(void *p, const block &b)
+    {
+        detail::guard lock(mutex_);
+        auto found = blocks_.find(p);
+        if (found != blocks_.end() && found->second.number == b.number) blocks_.erase(found);
+    }
+
+    /* As CUB, which calls cudaFree for what is not its own: after a wait for the device. */
+    static cudaError_t free_other(void *p)
+    {
+        galloc_pointer info;
+        const cudaError_t code = p ? galloc_pointer_info(p, &info) : galloc_free(p, nullptr);
+        if (!p || code != cudaSuccess) return code;
+        if (info.state != GALLOC_STATE_FOREIGN) return galloc_override_free(p, nullptr, GALLOC_OVERRIDE_DEVICE);
+        return detail::quietly([=] { return cudaFree(p); });
+    }
+
+    /* The pools that this object has used. most: the new bound, or NULL. */
+    std::vector<galloc_pool *> pools(const std::size_t *most)
+    {
+        detail::guard lock(mutex_);
+        if (most) most_ = *most;
+        return pools_;
     }
 
     static cudaError_t trim(galloc_pool *pool, std::size_t most)
@@ -811,10 +906,12 @@ private:
     std::mutex mutex_;
     std::size_t most_;
     const bool skip_cleanup_;
+    unsigned long long allocations_ = 0;
     std::unordered_map<void *, block> blocks_;
     std::vector<galloc_pool *> pools_;
 };
 
+} // inline namespace
 } // namespace galloc
 
 #endif

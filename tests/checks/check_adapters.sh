@@ -77,7 +77,7 @@ fi
 # ---- examples/cpp ---------------------------------------------------------------------------------------------------
 
 "$cxx" -std=c++11 -g -Wall -Wextra -Wshadow -Werror -Iexamples/cpp $include tests/plugin/cpp_host.cpp \
-    "$device"/*.o -o "$work/cpp_host" -lpthread -lm -ldl || exit 1
+    tests/plugin/cpp_per_thread.cpp "$device"/*.o -o "$work/cpp_host" -lpthread -lm -ldl || exit 1
 count "$work/cpp_host"
 
 # With the toolkit's CCCL also the memory resources, in the generation that it has.
@@ -86,7 +86,7 @@ if [ -e "$home/include/cccl/cuda/memory_resource" ]; then
     toolkit=$(INCLUDE=$home/include tests/support/device.sh "$work/toolkit_sim") &&
         "$cxx" -std=c++17 -g -DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE -Iexamples/cpp -I. -Itests/sim \
             -Itests/support -isystem "$home/include/cccl" -isystem "$home/include" tests/plugin/cpp_host.cpp \
-            "$toolkit"/*.o -o "$work/cpp_host_cccl" -lpthread -lm -ldl || exit 1
+            tests/plugin/cpp_per_thread.cpp "$toolkit"/*.o -o "$work/cpp_host_cccl" -lpthread -lm -ldl || exit 1
     count "$work/cpp_host_cccl"
 fi
 

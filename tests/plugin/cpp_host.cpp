@@ -16,13 +16,16 @@
 #define OK(call) EXPECT_EQ((call), cudaSuccess)
 static std::size_t MiB(std::size_t n) { return n << 20; }
 
+static void no_log(int, const char *, void *) {}
+
 static void begin(int devices = 1)
 {
     sim_options options = sim_defaults();
     options.pace = SIM_PACE_STILL;
     options.devices = devices;
     options.memory = MiB(1024);
-    setenv("GALLOC_CONF", "log:off", 1);
+    setenv("GALLOC_CONF", "log:debug", 1); /* each line, also one that comes again */
+    galloc_set_log(no_log, nullptr);
     galloc::detail::private_entries().clear(); /* each run of the simulated device gives out the same ids of contexts */
     EXPECT_EQ(sim_start(&options), 0);
 }
@@ -108,10 +111,101 @@ TEST(an_owner_frees_on_the_default_stream_of_its_device)
             galloc::unique_ptr<char> b = galloc::make_unique<char>(MiB(4), other);
             put(other, b.get(), MiB(4), 2);
             assigned.get_deleter() = zero;
-            EXPECT_EQ(assigned.get_deleter().device, 1);
+            EXPECT(assigned.get_deleter().context.context != nullptr);
         }
         finish();
     }
+}
+
+static CUcontext current()
+{
+    CUcontext context = nullptr;
+    EXPECT_EQ(cuCtxGetCurrent(&context), CUDA_SUCCESS);
+    return context;
+}
+
+/* A context of the program's own stays current, and a default stream is that of the context where the owner was made. */
+TEST(owners_and_contexts_of_the_programs_own)
+{
+    for (int kind = 0; kind < 3; kind++) {
+        for (int device = 0; device < 2; device++) {
+            begin(2);
+            CUcontext own = nullptr;
+            OK(cudaSetDevice(device));
+            {
+                galloc::CachingDeviceAllocator cub;
+                galloc::unique_ptr<char> a;
+                std::unique_ptr<galloc::growable<char>> array;
+                void *p = nullptr, *q = nullptr;
+                if (kind == 0) a = galloc::make_unique<char>(MiB(4), nullptr), p = a.get();
+                if (kind == 1) array.reset(new galloc::growable<char>(MiB(8), nullptr)), array->resize(MiB(4));
+                if (kind == 1) p = array->data();
+                if (kind == 2) OK(cub.DeviceAllocate(device, &p, MiB(4)));
+                put(nullptr, p, MiB(4), 1);
+                EXPECT_EQ(cuCtxCreate(&own, nullptr, 0, 0), CUDA_SUCCESS);
+                a.reset();
+                if (array) array->resize(MiB(3));
+                EXPECT(current() == own);
+                array.reset();
+                if (kind == 2) OK(cub.DeviceFree(p));
+                EXPECT(current() == own);
+                if (kind == 2) OK(cub.DeviceAllocate(1, &q, 512));
+                EXPECT(current() == own);
+                if (kind == 2) OK(cub.DeviceFree(q));
+                EXPECT(current() == own);
+                if (!device) {
+                    a = galloc::make_unique<char>(MiB(4), nullptr); /* on the own context's stream 0 */
+                    put(nullptr, a.get(), MiB(4), 2);
+                    a.reset();
+                }
+                OK(galloc_shutdown()); /* it waits */
+                EXPECT_EQ(cuCtxDestroy(own), CUDA_SUCCESS);
+                OK(cudaSetDevice(0));
+            }
+            finish();
+        }
+    }
+}
+
+void *make_in_a_file_of_per_thread_streams(std::size_t bytes); /* cpp_per_thread.cpp */
+
+/* Files compiled either way share the pools, and each has its own stream 0. */
+TEST(stream_0_is_that_of_the_file)
+{
+    begin();
+    {
+        unsigned long long id = 0;
+        galloc_pointer info;
+        void *p;
+        {
+            galloc::unique_ptr<char> a = galloc::make_unique<char>(MiB(4), nullptr);
+            p = a.get();
+        }
+        OK(galloc_pointer_info(p, &info));
+        EXPECT_EQ(info.stream_id, 0);
+        p = make_in_a_file_of_per_thread_streams(MiB(4));
+        OK(galloc_pointer_info(p, &info));
+        OK(cudaStreamGetId(cudaStreamPerThread, &id));
+        EXPECT_EQ(info.stream_id, id);
+    }
+    finish();
+}
+
+TEST(an_array_that_was_moved_from_is_empty)
+{
+    begin();
+    {
+        galloc::stream stream;
+        galloc::growable<char> a(MiB(4), stream), b(MiB(8), stream);
+        a.resize(100);
+        galloc::growable<char> c(std::move(a));
+        EXPECT(!a.data() && !a.size() && !a.max_size());
+        EXPECT(c.data() && c.size() == 100 && c.max_size() == MiB(4));
+        a = std::move(b);
+        EXPECT(a.data() && a.max_size() == MiB(8));
+        a.resize(MiB(8));
+    }
+    finish();
 }
 
 TEST(an_array_grows_in_place)
@@ -315,6 +409,76 @@ TEST(cub_s_allocator_remembers_the_stream)
 }
 
 /* Memory of a thread's own stream is freed in another thread, where the handle means another stream. */
+static galloc::CachingDeviceAllocator *in_callbacks;
+static void *freed_in_a_callback;
+
+static void free_in_the_log(int, const char *, void *)
+{
+    void *p = freed_in_a_callback;
+    freed_in_a_callback = nullptr;
+    if (p) OK(in_callbacks->DeviceFree(p));
+}
+
+static void free_in_on_unmap(galloc_pool *, void *, std::size_t, void *) { free_in_the_log(0, "", nullptr); }
+
+/* galloc calls the program with no lock held, so the program may use the allocator there. */
+TEST(cub_s_allocator_can_be_used_in_callbacks)
+{
+    for (int kind = 0; kind < 3; kind++) {
+        begin();
+        (void)alarm(30);
+        {
+            galloc::stream stream;
+            galloc::CachingDeviceAllocator a;
+            galloc_pool *pool = nullptr;
+            void *p = nullptr;
+            in_callbacks = &a;
+            OK(a.DeviceAllocate(0, &p, MiB(64), stream));
+            OK(a.DeviceAllocate(0, &freed_in_a_callback, 1000, stream));
+            if (kind == 0) {
+                galloc_set_log(free_in_the_log, nullptr);
+                sim_fail("cuStreamGetId", 1, 0, 400);
+                EXPECT(a.DeviceFree(p) != cudaSuccess);
+                sim_fail_clear();
+                galloc_set_log(no_log, nullptr);
+                OK(a.DeviceFree(p));
+            } else {
+                galloc_callbacks callbacks = galloc_callbacks();
+                callbacks.on_unmap = free_in_on_unmap;
+                OK(galloc_pool_default(&pool, 0));
+                OK(a.DeviceFree(p));
+                OK(galloc_pool_set_callbacks(pool, &callbacks));
+                OK(kind == 1 ? a.FreeAllCached() : a.SetMaxCachedBytes(MiB(1)));
+            }
+            EXPECT(freed_in_a_callback == nullptr);
+        }
+        (void)alarm(0);
+        finish();
+    }
+}
+
+/* As with CUB, whose DeviceFree calls cudaFree for what is not its own. */
+TEST(cub_s_allocator_frees_what_others_allocated_after_a_wait)
+{
+    begin();
+    {
+        galloc::stream stream;
+        galloc::CachingDeviceAllocator a, b;
+        void *p = nullptr, *q = nullptr;
+        OK(cudaMalloc(&q, 100));
+        OK(a.DeviceFree(q));
+        EXPECT(cudaFree(q) != cudaSuccess); /* it is free */
+        (void)cudaGetLastError();
+        OK(a.DeviceAllocate(0, &p, MiB(4), stream));
+        put(stream, p, MiB(4), 1);
+        OK(b.DeviceFree(p));
+        EXPECT_EQ(cudaStreamQuery(stream), cudaSuccess); /* it has waited */
+        EXPECT_EQ(state_of(p), GALLOC_STATE_FREE);
+        OK(a.DeviceFree(nullptr));
+    }
+    finish();
+}
+
 TEST(cub_s_allocator_frees_memory_of_a_threads_own_stream_in_another_thread)
 {
     begin(2);
@@ -461,10 +625,12 @@ TEST(cub_s_allocator_keeps_the_stream_of_a_free_that_fails)
     {
         galloc::CachingDeviceAllocator cub(8, 3, no_bin);
         galloc::stream stream;
-        for (const char *call : {"cuStreamGetId", "cudaSetDevice"}) {
+        for (int is_default = 0; is_default < 2; is_default++) {
+            const char *call = is_default ? "cuCtxPushCurrent" : "cuStreamGetId";
+            const cudaStream_t on = is_default ? cudaStreamPerThread : stream.get();
             void *p, *q;
-            OK(cub.DeviceAllocate(0, &p, MiB(8), stream));
-            put(stream, p, MiB(8), 1);
+            OK(cub.DeviceAllocate(0, &p, MiB(8), on));
+            put(on, p, MiB(8), 1);
             OK(cudaSetDevice(1));
             sim_fail(call, 1, 1, cudaErrorUnknown);
             EXPECT_EQ(cub.DeviceFree(p), cudaErrorUnknown);
@@ -832,10 +998,9 @@ TEST(cub_s_allocator_is_refused_in_a_child_of_fork)
         void *p, *q;
         OK(cub.DeviceAllocate(&p, MiB(4)));
         OK(cub.DeviceAllocate(&q, MiB(4)));
-        int status = fork_during("cudaGetDevice", [&] { OK(cub.DeviceFree(p)); }, [&] {
+        int status = fork_during("cuCtxGetCurrent", [&] { OK(cub.DeviceFree(p)); }, [&] {
             return cub.DeviceFree(q) == cudaErrorInitializationError &&
-                cub.FreeAllCached() == cudaErrorInitializationError &&
-                cub.SetMaxCachedBytes(0) == cudaErrorInitializationError;
+                cub.FreeAllCached() == cudaErrorInitializationError;
         });
         EXPECT_EQ(status, 0);
         OK(cub.DeviceFree(q));
