@@ -858,6 +858,33 @@ TEST(a_pool_whose_context_failed_serves_no_other_context)
     }
 }
 
+/* Frees in another context want to know how far the checks of debug are, which the failed context cannot say: they
+   leave no lock behind. */
+TEST(frees_in_another_context_after_the_error_of_the_pools_hold_up_nobody)
+{
+    enum { CHECKED = 8, FREED = 64 };
+    begin_devices(1, SIM_PACE_STILL);
+    CUcontext own = primary(0), other = context_new(0);
+    galloc_pool *pool = pool_of("debug:guards", 0);
+    cudaStream_t s = stream_new(), t = stream_in(other);
+    void *p[CHECKED], *q[FREED];
+    for (int i = 0; i < CHECKED; i++) p[i] = get(pool, 1000, s);
+    for (int i = 0; i < FREED; i++) q[i] = get(pool, 1000, t);
+    for (int i = 0; i < CHECKED; i++) OK(galloc_free(p[i], s));
+    sim_context_fail(own, cudaErrorIllegalAddress);
+    EXPECT_EQ(galloc_pool_trim(pool, 0, NULL), cudaErrorIllegalAddress);
+    enter(other);
+    for (int i = 0; i < FREED; i++) OK(galloc_free(q[i], t));
+    alarm(20); /* a lock that is held would hold it up for ever */
+    EXPECT_EQ(galloc_pool_trim(pool, 0, NULL), cudaErrorIllegalAddress);
+    alarm(0);
+    enter(own);
+    reset(0);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    pool_end(pool);
+    finish();
+}
+
 /* The pool's own context fails. Events of a healthy context are destroyed all the same when their stream is retired, or
    when the pool ends. */
 TEST(events_of_other_contexts_do_not_stay_when_the_pools_fails)
