@@ -1,7 +1,8 @@
 /* test_moments.c - what another thread does between two steps of a call that no function of the driver separates. This
-   program has a galloc of its own, whose atomic loads and copies tell of themselves. */
+   program has a galloc of its own, whose atomic loads, copies and locks tell of themselves. */
 
 #define _GNU_SOURCE
+#include <pthread.h>
 #include <string.h>
 
 static void loaded(const volatile void *at);
@@ -13,9 +14,12 @@ static void loaded(const volatile void *at);
     })
 static void *copied(void *to);
 #define memcpy(to, from, bytes) copied((memcpy)(to, from, bytes))
+static int lock_and_tell(pthread_mutex_t *mutex);
+#define pthread_mutex_lock(mutex) lock_and_tell(mutex)
 #include "inside.c"
 #undef __atomic_load_n
 #undef memcpy
+#undef pthread_mutex_lock
 
 #include "setup.h"
 
@@ -248,6 +252,82 @@ TEST(a_free_while_a_position_is_noted_is_not_covered)
     int copies = 0;
     while (copies < 20 && free_at_copy(copies + 1)) copies++;
     EXPECT(copies > 0 && copies < 20);
+}
+
+/* ---- the end of a group while its stream is asked for its capture ------------------------------------------------ */
+
+static struct {
+    int calls; /* of cuStreamGetCaptureInfo, until the other thread goes first */
+    int goes, waits, done;
+    pthread_t other;
+    galloc_graph *group;
+    cudaStream_t s;
+} ending;
+
+/* The other thread says that it has to wait for a lock. */
+static int lock_and_tell(pthread_mutex_t *mutex)
+{
+    if (ending.goes && pthread_equal(pthread_self(), ending.other)) {
+        if (!pthread_mutex_trylock(mutex)) return 0;
+        say(&ending.waits);
+    }
+    return pthread_mutex_lock(mutex);
+}
+
+static void *end_group_and_stream(void *unused)
+{
+    (void)unused;
+    ending.other = pthread_self();
+    ending.goes = 1;
+    OK(galloc_graph_end(ending.group));
+    OK(cudaStreamDestroy(ending.s));
+    say(&ending.done);
+    return NULL;
+}
+
+/* The other thread goes until it is done, or has to wait for this one. */
+static void before_the_question(const char *function)
+{
+    pthread_t thread;
+    if (!ending.calls || strcmp(function, "cuStreamGetCaptureInfo") || --ending.calls) return;
+    EXPECT_EQ(pthread_create(&thread, NULL, end_group_and_stream, NULL), 0);
+    while (!__atomic_load_n(&ending.waits, __ATOMIC_ACQUIRE) && !__atomic_load_n(&ending.done, __ATOMIC_ACQUIRE))
+        usleep(100);
+}
+
+/* A capture of t allocates for the first time. 0: it asks fewer times. */
+static int end_at_question(int nth)
+{
+    sim_options options = sim_defaults();
+    options.panic = 0;
+    begin_with(options);
+    galloc_pool *pool = pool_new(NULL);
+    cudaStream_t t = stream_new();
+    cudaGraph_t graph = NULL;
+    memset(&ending, 0, sizeof ending);
+    ending.s = stream_new();
+    ending.calls = nth;
+    OK(galloc_graph_begin(&ending.group, pool, ending.s));
+    OK(cudaStreamBeginCapture(t, cudaStreamCaptureModeRelaxed));
+    sim_hook(before_the_question, NULL);
+    void *p = get(pool, MIB(1), t);
+    sim_hook(NULL, NULL);
+    int reached = !ending.calls;
+    if (reached) EXPECT_EQ(pthread_join(ending.other, NULL), 0);
+    ending.goes = 0;
+    OK(galloc_free(p, t));
+    OK(cudaStreamEndCapture(t, &graph));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    finish(); /* no finding: nobody asked a stream that has ended */
+    return reached;
+}
+
+TEST(a_group_does_not_end_while_its_stream_is_asked)
+{
+    int calls = 0;
+    while (calls < 20 && end_at_question(calls + 1)) calls++;
+    EXPECT(calls > 0 && calls < 20);
 }
 
 TEST_MAIN()
