@@ -820,6 +820,34 @@ TEST(a_capture_of_one_group_goes_over_to_no_other)
     finish();
 }
 
+/* A capture that joins its own group a second time is still one capture. */
+TEST(a_group_that_begins_again_in_a_capture_ends_with_its_graph)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_for(3);
+    size_t blocks = 0; /* of host memory */
+    for (int i = 0; i < 20; i++) {
+        galloc_graph *group = NULL;
+        OK(galloc_graph_begin(&group, pool, s));
+        capture_begin(s);
+        (void)pass(pool, s, 1);
+        OK(galloc_graph_end(group));
+        OK(galloc_graph_begin(&group, pool, s));
+        OK(galloc_graph_end(group));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        cudaGraph_t graph = capture_end(s);
+        OK(galloc_graph_release(group, GALLOC_NO_STREAM));
+        OK(cudaGraphDestroy(graph));
+        expect_room(pool, 3);
+        if (i == 10) blocks = sim_malloc_live();
+        if (i > 10) EXPECT_EQ(sim_malloc_live(), blocks);
+    }
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* A group begins on the per-thread stream, and the first to allocate in the capture is a stream that joined it. */
 TEST(a_stream_that_joins_a_capture_of_the_per_thread_stream_is_of_its_group)
 {
