@@ -129,6 +129,24 @@ TEST(pages_are_small_again_once_blocks_come_and_go)
     finish();
 }
 
+/* Also where the program frees from its start, before it grows. */
+TEST(pages_stay_small_where_blocks_have_come_and_gone_before)
+{
+    static void *block[BLOCKS];
+    galloc_config config = heuristic();
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < 100; i++) OK(galloc_free(get(pool, MIB(10 + i % 7 * 6), s), s));
+    int n = load(pool, block, MIB(100), GIB(40), s);
+    EXPECT_EQ(decided(pool, "only grows"), 0);
+    EXPECT_EQ(config_of(pool).growth, 0);
+    unload(block, n, s);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(moves_that_go_on_buy_overhead)
 {
     galloc_config config = heuristic();

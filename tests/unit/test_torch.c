@@ -992,6 +992,30 @@ TEST(collection_makes_room_under_a_limit)
     }
 }
 
+/* A collection waits for the device. That makes a block with a recorded use usable: it serves the request, and no new
+   segment is made. */
+TEST(a_block_that_the_wait_of_a_collection_makes_usable_serves)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = with(torch_config(), "gc_threshold:0.5,memory_limit:100M");
+    galloc_pool *pool = pool_new(&config);
+    void *young = get_used(pool, MIB(30), s, 1);
+    give(young, s);
+    void *old = get_used(pool, MIB(31), s, 2);
+    order(s, t);
+    look(t, old, MIB(31), 2);
+    OK(galloc_record_stream(old, t));
+    give(old, s);
+    void *p = get_used(pool, MIB(31), s, 3);
+    EXPECT(p == old);
+    EXPECT_EQ(torch_of(pool).num_device_alloc, 2);
+    EXPECT_EQ(torch_of(pool).num_alloc_retries, 0);
+    give(p, s);
+    stream_end(t);
+    end(pool, s);
+}
+
 /* test_max_split_expandable, with plain segments: under 120 MiB there are three of 40, not a fourth; all freed, one of
    120 is had. */
 TEST(the_limit_holds_three_of_a_third)
