@@ -33,20 +33,6 @@ CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flag
 
 /* ---- questions --------------------------------------------------------------------------------------------------- */
 
-static int range_of(CUdeviceptr *base, size_t *bytes, CUdeviceptr p) {
-    size_t left;
-    const sm_mapping *m = sm_mapping_at(p, &left);
-    if (!m) return 500;
-    if (base) *base = m->address;
-    if (bytes) *bytes = m->handle->size;
-    return 0;
-}
-
-CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr p);
-CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr p) {
-    SM_DRIVER(cuMemGetInfo, range_of(base, bytes, p));
-}
-
 /* Of a page, as the driver sees mapped memory: no context, and the page's range. */
 static int attribute_of(void *data, int attribute, CUdeviceptr p) {
     size_t left;
@@ -259,7 +245,6 @@ static const struct {
     MORE("cuMemcpy3DPeer", 4000, cuMemcpy3DPeer), MORE("cuMemcpy3DPeerAsync", 4000, cuMemcpy3DPeerAsync),
     MORE("cuGetProcAddress", 11030, cuGetProcAddress), MORE("cuGetProcAddress", 12000, cuGetProcAddress_v2),
     MORE("cuMemAllocPitch", 3020, cuMemAllocPitch_v2), MORE("cuMemAllocManaged", 6000, cuMemAllocManaged),
-    MORE("cuMemGetAddressRange", 3020, cuMemGetAddressRange_v2),
     MORE("cuPointerGetAttribute", 4000, cuPointerGetAttribute),
     MORE("cuPointerGetAttributes", 7000, cuPointerGetAttributes), MORE("cuIpcGetMemHandle", 4010, cuIpcGetMemHandle),
     MORE("cuDeviceGetDefaultMemPool", 11020, cuDeviceGetDefaultMemPool),
