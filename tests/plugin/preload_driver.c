@@ -126,6 +126,18 @@ CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *out, unsigned flags, int p
     SM_DRIVER(cuStreamCreate, sm_stream_open(out, flags, priority));
 }
 
+static void (*after_wait)(void);
+
+/* The function is called in each thread whose wait for its context has just ended. NULL: none. */
+void preload_after_wait(void (*call)(void));
+void preload_after_wait(void (*call)(void)) { after_wait = call; }
+
+static CUresult CUDAAPI wait_and_tell(void) {
+    CUresult result = cuCtxSynchronize();
+    if (after_wait) after_wait();
+    return result;
+}
+
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 
 /* Of any number of rows; each is an operation. Arrays there are none. */
@@ -251,7 +263,8 @@ static const struct {
     MORE("cuDeviceGetMemPool", 11020, cuDeviceGetMemPool), MORE("cuDeviceSetMemPool", 11020, cuDeviceSetMemPool),
     MORE("cuMemPoolSetAccess", 11020, cuMemPoolSetAccess), MORE("cuCtxEnablePeerAccess", 4000, cuCtxEnablePeerAccess),
     MORE("cuDevicePrimaryCtxReset", 11000, cuDevicePrimaryCtxReset_v2),
-    MORE("cuStreamCreateWithPriority", 5050, cuStreamCreateWithPriority), MORE("cuMemGetInfo", 99000, newer_form),
+    MORE("cuStreamCreateWithPriority", 5050, cuStreamCreateWithPriority),
+    MORE("cuCtxSynchronize", 2000, wait_and_tell), MORE("cuMemGetInfo", 99000, newer_form),
 };
 
 CUresult CUDAAPI cuGetProcAddress_v2(const char *name, void **out, int version, cuuint64_t flags, int *status) {

@@ -91,6 +91,8 @@
     X(Queue3D, "cuMemcpy3DAsync", 3020, 0, cuMemcpy3DAsync_v2, (const CUDA_MEMCPY3D *, CUstream))                      \
     X(Queue3DOwn, "cuMemcpy3DAsync", 7000, 2, cuMemcpy3DAsync_v2_ptsz, (const CUDA_MEMCPY3D *, CUstream))
 
+void preload_after_wait(void (*call)(void)); /* preload_driver.c: called when a wait for a context has ended */
+
 typedef CUresult CUDAAPI look_up_2(const char *, void **, int, cuuint64_t, int *);
 
 #define DECLARE(id, name, version, flags, symbol, arguments) \
@@ -550,6 +552,53 @@ TEST(free_on_request_after_a_stream_was_destroyed)
         EXPECT(!sim_stream_done(other));
         sim_run(-1);
     }
+    finish();
+}
+
+static struct {
+    CUstream stream;
+    CUdeviceptr p;
+    CUevent event;
+} late;
+
+static void *use_and_destroy(void *unused)
+{
+    OK(cu.CtxSet(primary[0]));
+    write_on(late.stream, late.p, 3 * MiB);
+    OK(cuEventRecord(late.event, late.stream));
+    OK(cu.StreamDestroy(late.stream));
+    return unused;
+}
+
+static void use_and_destroy_in_another_thread(void)
+{
+    pthread_t thread;
+    preload_after_wait(NULL);
+    EXPECT_EQ(pthread_create(&thread, NULL, use_and_destroy, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+}
+
+/* The wait of one thread's free is over when another thread queues work and destroys its stream: the next free waits. */
+TEST(free_on_request_after_another_ended_a_stream_meanwhile)
+{
+    CUstream stream, other;
+    CUdeviceptr p;
+    begin(1);
+    OK(cuEventCreate(&late.event, CU_EVENT_DISABLE_TIMING));
+    stream = stream_new();
+    other = stream_new();
+    late.stream = stream_new();
+    late.p = alloc(3 * MiB);
+    p = alloc(3 * MiB);
+    write_on(stream, p, 3 * MiB);
+    OK(cu.StreamDestroy(stream));
+    preload_after_wait(use_and_destroy_in_another_thread);
+    OK(cu.Free(p));
+    EXPECT_EQ(cuEventQuery(late.event), CUDA_ERROR_NOT_READY);
+    OK(cu.Free(late.p));
+    OK(cuEventQuery(late.event));
+    p = alloc(3 * MiB);
+    write_on(other, p, 3 * MiB);
     finish();
 }
 
