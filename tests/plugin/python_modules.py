@@ -797,6 +797,27 @@ def devices_use_each_others_memory():
 
 
 @test
+def a_pool_that_could_not_close_is_shared_with_a_later_device():
+    words = in_a_process(SEVERAL_DEVICES + """
+pool = galloc.Pool("", 0)
+held = pool.block(MIB)
+try:
+    pool.close()
+    print("closed")
+except RuntimeError:
+    pass
+blocks = [held, galloc.Block(MIB, device=1), pool.block(30 * MIB)]
+for device in 0, 1:
+    write(device, held)
+    write(device, blocks[2])
+print(sorted({copy(d, a, b) for d in (0, 1) for a in blocks[:2] for b in blocks[:2] if a is not b}))
+del held, blocks
+pool.close()
+""", GALLOC_CONF="log:off")
+    assert words == "[0]\n", words
+
+
+@test
 def a_process_that_uses_one_device_pays_nothing_for_the_others():
     count = SEVERAL_DEVICES + """
 galloc.Block(30 * MIB, device=int(os.environ["DEVICE"]))
