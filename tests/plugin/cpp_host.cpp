@@ -96,7 +96,8 @@ TEST(an_owner_frees_on_the_default_stream_of_its_device)
                 OK(cudaSetDevice(0));
                 a.reset();
             } else {
-                galloc::growable<char> array(MiB(8), zero);
+                galloc::growable<char> array(MiB(1), other);
+                array = galloc::growable<char>(MiB(8), zero); /* the stream and the device come along */
                 array.resize(MiB(4));
                 put(zero, p = array.data(), MiB(4), 1);
                 OK(cudaSetDevice(0));
@@ -233,6 +234,34 @@ TEST(an_array_grows_in_place)
         EXPECT_EQ(array.size(), 0);
         galloc::growable<double> moved(std::move(array));
         EXPECT(moved.data() == p && !array.data());
+    }
+    finish();
+}
+
+TEST(arrays_that_are_assigned_change_places)
+{
+    begin();
+    {
+        galloc::stream streams[2];
+        galloc::growable<char> small(MiB(1), streams[0]), large(MiB(100), streams[1]);
+        small.resize(100);
+        large.resize(MiB(3));
+        char *p = small.data(), *q = large.data();
+        small = std::move(large);
+        EXPECT(small.data() == q && large.data() == p);
+        EXPECT_EQ(small.size(), MiB(3));
+        EXPECT_EQ(small.max_size(), MiB(100));
+        EXPECT_EQ(large.size(), 100);
+        EXPECT_EQ(large.max_size(), MiB(1));
+        small.resize(MiB(50));
+        put(streams[1], small.data(), MiB(50), 1);
+        int caught = 0;
+        try {
+            large.resize(MiB(50));
+        } catch (const galloc::out_of_memory &e) {
+            caught = strstr(e.what(), "maximum") != nullptr;
+        }
+        EXPECT(caught);
     }
     finish();
 }

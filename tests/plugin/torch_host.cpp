@@ -623,6 +623,27 @@ TEST(a_reset_of_the_peaks_leaves_the_counts)
     finish();
 }
 
+TEST(a_reset_of_the_peaks_leaves_the_sums_of_what_was_held)
+{
+    begin(1, SIM_PACE_STILL, nullptr);
+    auto reset = reinterpret_cast<void (*)(int)>(dlsym(library, "galloc_hook_stats_reset"));
+    Held now;
+    for (int i = 1; i <= 3; i++) {
+        torch_free(torch_malloc(MiB(100), 0, nullptr), MiB(100), 0, nullptr);
+        torch_reset();
+        for (int k = 0; k < 2; k++) {
+            EXPECT(held_of(0, &now));
+            EXPECT_EQ(now.bytes.current, 0);
+            EXPECT_EQ(now.bytes.allocated, i * MiB(100));
+            EXPECT_EQ(now.bytes.freed, i * MiB(100));
+            EXPECT_EQ(now.pages.allocated, i * 50);
+            EXPECT_EQ(now.pages.freed, i * 50);
+            reset(0);
+        }
+    }
+    finish();
+}
+
 /* Two streams whose memory is short: waits are queued, pages move. */
 TEST(a_reset_of_the_peaks_leaves_the_counts_of_moves_and_waits)
 {
