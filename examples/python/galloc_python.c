@@ -1,9 +1,9 @@
 /* galloc_python.c - galloc as the shared library of galloc.py. `make adapters` builds it.
 
    Besides galloc's own functions the library has these few. They take plain numbers, so that galloc.py needs to know no
-   struct of galloc.h. galloc takes the current device for streams 0, 1 and 2, but Python may free a block while another
-   device is current. So these functions name the device whose default streams are meant. All return a cudaError_t;
-   galloc_python_message() has the text until the thread's next one. */
+   struct of galloc.h. galloc takes the current context for streams 0, 1 and 2, but Python may free a block while
+   another one is current. So these functions name the device whose default streams are meant: those of its primary
+   context. All return a cudaError_t; galloc_python_message() has the text until the thread's next one. */
 
 #define GALLOC_IMPLEMENTATION
 #include "galloc.h"
@@ -32,22 +32,94 @@ static cudaError_t says(cudaError_t error, const char *what)
    galloc_last_message(). */
 GALLOC_API const char *galloc_python_message(void) { return own[0] ? own : galloc_last_message(); }
 
-/* The first call of those that need a device. Makes it current; -1: the current one stays. *before: the device to go
-   back to. */
-static cudaError_t enter(int device, int *before)
+/* ---- the current context ----------------------------------------------------------------------------------------- */
+
+#define MAX_DEVICES 64
+
+/* Reads a function of the driver into a pointer to it; NULL: the driver does not have it. *found keeps the address. Any
+   thread may call it. */
+static void find_in_driver(const char *name, void **found, void *function)
 {
-    cudaError_t last = cudaPeekAtLastError(), error = quiet(last, cudaGetDevice(before));
+    void *symbol = __atomic_load_n(found, __ATOMIC_RELAXED);
+    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+    if (!symbol) {
+        cudaError_t last = cudaPeekAtLastError(), error;
+#if CUDART_VERSION >= 12050
+        error = cudaGetDriverEntryPointByVersion(name, &symbol, 12000, cudaEnableDefault, &result);
+#else
+        error = cudaGetDriverEntryPoint(name, &symbol, cudaEnableDefault, &result);
+#endif
+        (void)quiet(last, error);
+        if (result != cudaDriverEntryPointSuccess) symbol = NULL;
+        __atomic_store_n(found, symbol, __ATOMIC_RELAXED);
+    }
+    memcpy(function, &symbol, sizeof symbol);
+}
+
+/* NULL: the thread has none, or the driver does not say. */
+static CUcontext current_context(void)
+{
+    static void *found;
+    CUresult(CUDAAPI *get_current)(CUcontext *);
+    CUcontext context = NULL;
+    find_in_driver("cuCtxGetCurrent", &found, &get_current);
+    return get_current && !get_current(&context) ? context : NULL;
+}
+
+static void set_current_context(CUcontext context)
+{
+    static void *found;
+    CUresult(CUDAAPI *set_current)(CUcontext);
+    find_in_driver("cuCtxSetCurrent", &found, &set_current);
+    if (set_current) (void)set_current(context);
+}
+
+/* What was current before a call. */
+typedef struct previous {
+    CUcontext context; /* NULL: none */
+    int device;
+    int is_left;
+} previous;
+
+static CUcontext primaries[MAX_DEVICES]; /* by device, as last seen; NULL: not seen. Any thread reads and writes them */
+
+static int is_primary(CUcontext context, int device)
+{
+    return context && device < MAX_DEVICES && context == __atomic_load_n(&primaries[device], __ATOMIC_RELAXED);
+}
+
+/* Makes the primary context of a device current. cudaDeviceReset may have replaced the one that was seen. */
+static cudaError_t make_current(int device, previous *before)
+{
+    cudaError_t last = cudaPeekAtLastError(), error;
+    before->context = current_context();
+    if (is_primary(before->context, device)) return cudaSuccess;
+    error = quiet(last, cudaSetDevice(device));
+    if (error != cudaSuccess) return error;
+    before->is_left = 1;
+    if (device < MAX_DEVICES) __atomic_store_n(&primaries[device], current_context(), __ATOMIC_RELAXED);
+    return cudaSuccess;
+}
+
+/* The first call of those that need a device. Makes its primary context current; -1: the current one stays. *before:
+   for leave(). */
+static cudaError_t enter(int device, previous *before)
+{
+    cudaError_t last = cudaPeekAtLastError(), error;
+    memset(before, 0, sizeof *before);
+    error = quiet(last, cudaGetDevice(&before->device));
     own[0] = 0;
-    if (error == cudaSuccess && device >= 0 && *before != device)
-        error = quiet(last, cudaSetDevice(device));
+    if (error == cudaSuccess && device >= 0) error = make_current(device, before);
     if (error == cudaSuccess || error == cudaErrorCudartUnloading) return error;
     return says(error, "the device cannot be made current");
 }
 
-static void leave(int device, int before)
+/* A thread that had no context gets its device back. */
+static void leave(const previous *before)
 {
     cudaError_t last = cudaPeekAtLastError();
-    if (device >= 0 && before != device) (void)quiet(last, cudaSetDevice(before));
+    if (before->is_left && before->context) set_current_context(before->context);
+    else if (before->is_left) (void)quiet(last, cudaSetDevice(before->device));
 }
 
 /* ---- several devices --------------------------------------------------------------------------------------------- */
@@ -55,8 +127,6 @@ static void leave(int device, int before)
 /* Mapped pages are accessible to their own device only, but packages copy between devices as if each could reach the
    other's memory. So from the second device on, all pages become accessible to each device that has a pool here and can
    be a peer. */
-
-#define MAX_DEVICES 64
 
 typedef struct known_pool {
     struct known_pool *next;
@@ -70,28 +140,6 @@ static uint64_t used;               /* devices that have had a pool, as a bit ma
 static uint64_t peers[MAX_DEVICES]; /* devices that may use the memory of each. Read without the lock, too */
 
 typedef CUresult(CUDAAPI *set_access_function)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
-
-/* NULL: the driver does not have it. Any thread may call it. */
-static set_access_function find_set_access(void)
-{
-    static void *found;
-    void *symbol = __atomic_load_n(&found, __ATOMIC_RELAXED);
-    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-    set_access_function function;
-    if (!symbol) {
-        cudaError_t last = cudaPeekAtLastError(), error;
-#if CUDART_VERSION >= 12050
-        error = cudaGetDriverEntryPointByVersion("cuMemSetAccess", &symbol, 12000, cudaEnableDefault, &result);
-#else
-        error = cudaGetDriverEntryPoint("cuMemSetAccess", &symbol, cudaEnableDefault, &result);
-#endif
-        (void)quiet(last, error);
-        if (result != cudaDriverEntryPointSuccess) symbol = NULL;
-        __atomic_store_n(&found, symbol, __ATOMIC_RELAXED);
-    }
-    memcpy(&function, &symbol, sizeof function);
-    return function;
-}
 
 static void say_no_access(int device, int user)
 {
@@ -107,10 +155,12 @@ static void say_no_access(int device, int user)
 static void give_access(galloc_pool *pool, void *addr, size_t bytes, void *user)
 {
     uint64_t mask = __atomic_load_n((uint64_t *)user, __ATOMIC_ACQUIRE);
-    set_access_function set_access = find_set_access();
+    static void *found;
+    set_access_function set_access;
     CUmemAccessDesc access;
     int i;
     (void)pool;
+    find_in_driver("cuMemSetAccess", &found, &set_access);
     memset(&access, 0, sizeof access);
     access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
@@ -225,7 +275,7 @@ static int is_of_another_thread(const void *ptr, size_t stream)
 
 GALLOC_API cudaError_t galloc_python_malloc(galloc_pool *pool, void **ptr, size_t bytes, size_t stream, int device)
 {
-    int before = device;
+    previous before;
     cudaError_t error = enter(device, &before);
     *ptr = NULL;
     if (error == cudaSuccess) {
@@ -237,11 +287,11 @@ GALLOC_API cudaError_t galloc_python_malloc(galloc_pool *pool, void **ptr, size_
         request.tag = thread_of(stream);
         error = galloc_alloc(ptr, &request);
     }
-    leave(device, before);
+    leave(&before);
     return error;
 }
 
-/* Waits for all work of the device. Unlike cudaDeviceSynchronize, freeing pinned memory harms no capture. */
+/* Waits for all work of the current context. Unlike cudaDeviceSynchronize, freeing pinned memory harms no capture. */
 static cudaError_t wait_beside_captures(void)
 {
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
@@ -253,6 +303,19 @@ static cudaError_t wait_beside_captures(void)
         (void)cudaThreadExchangeStreamCaptureMode(&mode);
     }
     return quiet(last, error);
+}
+
+/* After enter(). A context of the caller's own on that device is waited for, too. */
+static cudaError_t wait_for_device(int device, const previous *before)
+{
+    cudaError_t error = wait_beside_captures();
+    CUcontext primary = current_context();
+    if (error == cudaSuccess && before->context && before->context != primary && before->device == device) {
+        set_current_context(before->context);
+        error = wait_beside_captures();
+        set_current_context(primary);
+    }
+    return error == cudaSuccess ? cudaSuccess : says(error, "waiting for the device");
 }
 
 /* The device of a block; -1: the address is that of no block. */
@@ -267,17 +330,13 @@ static int device_of(const void *ptr)
 GALLOC_API cudaError_t galloc_python_free(void *ptr, size_t stream, int device, int wait)
 {
     cudaError_t error;
-    int before;
+    previous before;
     if (device < 0 && (wait || stream <= (size_t)cudaStreamPerThread)) device = device_of(ptr);
-    before = device;
     error = enter(device, &before);
     if (error == cudaErrorCudartUnloading) return cudaSuccess; /* the process ends, and the driver is gone */
-    if (error == cudaSuccess && (wait || is_of_another_thread(ptr, stream))) {
-        error = wait_beside_captures();
-        if (error != cudaSuccess) error = says(error, "waiting for the device");
-    }
+    if (error == cudaSuccess && (wait || is_of_another_thread(ptr, stream))) error = wait_for_device(device, &before);
     if (error == cudaSuccess) error = galloc_free(ptr, (cudaStream_t)stream);
-    leave(device, before);
+    leave(&before);
     return error;
 }
 
@@ -316,10 +375,10 @@ GALLOC_API cudaError_t galloc_python_drop_at(void **place, size_t stream, int de
 /* device: the block's. Its default streams are meant. */
 GALLOC_API cudaError_t galloc_python_record_stream(void *ptr, size_t stream, int device)
 {
-    int before = device;
+    previous before;
     cudaError_t error = enter(device, &before);
     if (error == cudaSuccess) error = galloc_record_stream(ptr, (cudaStream_t)stream);
-    leave(device, before);
+    leave(&before);
     return error;
 }
 

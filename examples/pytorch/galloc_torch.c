@@ -152,8 +152,84 @@ static cudaError_t quiet(cudaError_t before, cudaError_t error)
     return error;
 }
 
-static cudaError_t enter(int device, int *before);
-static void leave(int before);
+/* ---- the current context ----------------------------------------------------------------------------------------- */
+
+/* Reads a function of the driver into a pointer to it; NULL: the driver does not have it. *found keeps the address.
+   Several threads may call it at once. */
+static void find_in_driver(const char *name, void **found, void *function)
+{
+    void *symbol = __atomic_load_n(found, __ATOMIC_RELAXED);
+    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+    if (!symbol) {
+        cudaError_t before = cudaPeekAtLastError(), err;
+#if CUDART_VERSION >= 12050
+        err = cudaGetDriverEntryPointByVersion(name, &symbol, 12000, cudaEnableDefault, &result);
+#else
+        err = cudaGetDriverEntryPoint(name, &symbol, cudaEnableDefault, &result);
+#endif
+        (void)quiet(before, err);
+        if (result != cudaDriverEntryPointSuccess) symbol = NULL;
+        __atomic_store_n(found, symbol, __ATOMIC_RELAXED);
+    }
+    memcpy(function, &symbol, sizeof symbol);
+}
+
+/* NULL: the thread has none, or the driver does not say. */
+static CUcontext current_context(void)
+{
+    static void *found;
+    CUresult (CUDAAPI *get_current)(CUcontext *);
+    CUcontext context = NULL;
+    find_in_driver("cuCtxGetCurrent", &found, &get_current);
+    return get_current && !get_current(&context) ? context : NULL;
+}
+
+static void set_current_context(CUcontext context)
+{
+    static void *found;
+    CUresult (CUDAAPI *set_current)(CUcontext);
+    find_in_driver("cuCtxSetCurrent", &found, &set_current);
+    if (set_current) (void)set_current(context);
+}
+
+/* What was current before a hook. */
+typedef struct previous {
+    CUcontext context; /* NULL: none */
+    int device;
+    int is_left;
+} previous;
+
+static CUcontext primaries[MAX_DEVICES]; /* by device, as last seen; NULL: not seen. Any thread reads and writes them */
+
+/* Makes the primary context of a device current. cudaDeviceReset may have replaced the one that was seen. *before: for
+   leave(). */
+static cudaError_t enter(int device, previous *before)
+{
+    cudaError_t error, err;
+    before->is_left = 0;
+    before->context = current_context();
+    if (before->context && before->context == __atomic_load_n(&primaries[device], __ATOMIC_RELAXED)) return cudaSuccess;
+    error = cudaPeekAtLastError();
+    err = quiet(error, cudaGetDevice(&before->device));
+    if (err == cudaSuccess) err = quiet(error, cudaSetDevice(device));
+    if (err != cudaSuccess) return err;
+    before->is_left = 1;
+    __atomic_store_n(&primaries[device], current_context(), __ATOMIC_RELAXED);
+    return cudaSuccess;
+}
+
+/* A thread that had no context gets its device back. */
+static void leave(const previous *before)
+{
+    if (before->is_left && before->context) {
+        set_current_context(before->context);
+    } else if (before->is_left) {
+        cudaError_t error = cudaPeekAtLastError();
+        (void)quiet(error, cudaSetDevice(before->device));
+    }
+}
+
+/* ---- the words of a failure -------------------------------------------------------------------------------------- */
 
 /* Of the current device. It leaves no error in the runtime. */
 static cudaError_t memory_info(size_t *left, size_t *total)
@@ -166,7 +242,7 @@ static cudaError_t memory_info(size_t *left, size_t *total)
 static void append_out_of_memory(char *text, size_t size, size_t bytes, int device)
 {
     size_t left, total;
-    int before;
+    previous before;
     (void)enter(device, &before);
     append(text, size, "CUDA out of memory. Tried to allocate ");
     if (bytes >> 60) append(text, size, "more than 1EB memory");
@@ -180,7 +256,7 @@ static void append_out_of_memory(char *text, size_t size, size_t bytes, int devi
         append(text, size, " is free");
     }
     append(text, size, ". ");
-    leave(before);
+    leave(&before);
 }
 
 /* A hook has failed: throws. words: about an error that galloc did not find; NULL: galloc's last message has them. */
@@ -249,37 +325,17 @@ static void say_no_access(int device, int user)
 
 typedef CUresult (CUDAAPI *set_access_function)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
 
-/* cuMemSetAccess, or NULL. */
-static set_access_function find_set_access(void)
-{
-    static void *found; /* several threads may find it at once */
-    void *symbol = __atomic_load_n(&found, __ATOMIC_RELAXED);
-    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-    set_access_function function;
-    if (!symbol) {
-        cudaError_t before = cudaPeekAtLastError(), err;
-#if CUDART_VERSION >= 12050
-        err = cudaGetDriverEntryPointByVersion("cuMemSetAccess", &symbol, 12000, cudaEnableDefault, &result);
-#else
-        err = cudaGetDriverEntryPoint("cuMemSetAccess", &symbol, cudaEnableDefault, &result);
-#endif
-        (void)quiet(before, err);
-        if (result != cudaDriverEntryPointSuccess) symbol = NULL;
-        __atomic_store_n(&found, symbol, __ATOMIC_RELAXED);
-    }
-    memcpy(&function, &symbol, sizeof function);
-    return function;
-}
-
 /* on_map of a pool whose device has peers; `user` is its element of `peers`. A failure does not touch the allocation:
    its own device can use the memory. */
 static void give_access(galloc_pool *pool, void *addr, size_t bytes, void *user)
 {
     uint64_t mask = __atomic_load_n((uint64_t *)user, __ATOMIC_ACQUIRE);
-    set_access_function set_access = find_set_access();
+    static void *found;
+    set_access_function set_access;
     CUmemAccessDesc access;
     int i;
     (void)pool;
+    find_in_driver("cuMemSetAccess", &found, &set_access);
     memset(&access, 0, sizeof access);
     access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
@@ -346,34 +402,15 @@ static galloc_pool *pool_of(int device, cudaError_t *err, const char **words)
 
 static const char not_current[] = "The device cannot be made current."; /* words about an error of enter */
 
-/* Makes a device current. *before: the device that was; -1: it is the same, or the call failed. */
-static cudaError_t enter(int device, int *before)
-{
-    cudaError_t error = cudaPeekAtLastError(), err;
-    int current = -1;
-    *before = -1;
-    err = quiet(error, cudaGetDevice(&current));
-    if (err != cudaSuccess || current == device) return err;
-    err = quiet(error, cudaSetDevice(device));
-    if (err == cudaSuccess) *before = current;
-    return err;
-}
-
-static void leave(int before)
-{
-    cudaError_t error = cudaPeekAtLastError();
-    if (before >= 0) (void)quiet(error, cudaSetDevice(before));
-}
-
 static int is_default(cudaStream_t stream) { return (uintptr_t)stream <= 2; }
 
-/* A default stream is that of the current device. So the device becomes current if the stream is one. When the process
-   ends and the runtime is gone, galloc knows what to do. It refuses a child of fork, and its log folds the lines. Logs
-   another error. */
-static cudaError_t enter_for(cudaStream_t stream, int device, int *before)
+/* A default stream is that of the current context. So the primary one becomes current if the stream is one. When the
+   process ends and the runtime is gone, galloc knows what to do. It refuses a child of fork, and its log folds the
+   lines. Logs another error. */
+static cudaError_t enter_for(cudaStream_t stream, int device, previous *before)
 {
     cudaError_t err;
-    *before = -1;
+    memset(before, 0, sizeof *before);
     err = is_default(stream) ? enter(device, before) : cudaSuccess;
     if (err == cudaSuccess || err == cudaErrorCudartUnloading || err == cudaErrorInitializationError)
         return cudaSuccess;
@@ -638,7 +675,7 @@ static void keep_unfreed(unfreed *u)
 static cudaError_t allocate(void **p, size_t size, int device, cudaStream_t stream, const char **words)
 {
     cudaError_t err;
-    int before;
+    previous before;
     galloc_pool *pool = pool_of(device, &err, words);
     *p = NULL;
     if (!pool) return err;
@@ -646,17 +683,17 @@ static cudaError_t allocate(void **p, size_t size, int device, cudaStream_t stre
     if (err != cudaSuccess) return *words = not_current, err;
     if (__atomic_load_n(&open_captures, __ATOMIC_RELAXED)) group_join(device, pool, stream);
     err = galloc_pool_malloc(pool, p, size, stream);
-    leave(before);
+    leave(&before);
     return err;
 }
 
 static int release(void *ptr, int device, cudaStream_t stream)
 {
-    int before;
+    previous before;
     cudaError_t err = enter_for(stream, device, &before);
     if (err != cudaSuccess) return 0;
     err = galloc_free(ptr, stream);
-    leave(before);
+    leave(&before);
     /* another try would find nothing either, or could do nothing, in a child of fork */
     return err == cudaSuccess || err == cudaErrorInvalidDevicePointer || err == cudaErrorInitializationError;
 }
@@ -723,7 +760,7 @@ HOOK void galloc_hook_record_stream(void *ptr, cudaStream_t stream)
 {
     galloc_pointer info;
     const char *words = NULL;
-    int before = -1;
+    previous before = { NULL, 0, 0 };
     cudaError_t err = cudaSuccess;
     if (!ptr) return;
     if (galloc_pointer_info(ptr, &info) == cudaSuccess) {
@@ -732,7 +769,7 @@ HOOK void galloc_hook_record_stream(void *ptr, cudaStream_t stream)
     }
     if (err == cudaSuccess) err = galloc_record_stream(ptr, stream);
     else words = not_current;
-    leave(before);
+    leave(&before);
     if (err != cudaSuccess) throw_failure(err, words, 0, 0);
 }
 
@@ -758,7 +795,7 @@ HOOK void galloc_hook_memory_fraction(double fraction, int device)
     size_t left, total;
     cudaError_t err;
     const char *words;
-    int before;
+    previous before;
     galloc_pool *pool = pool_of(device, &err, &words);
     if (!pool) throw_failure(err, words, 0, device);
     err = enter(device, &before);
@@ -776,7 +813,7 @@ HOOK void galloc_hook_memory_fraction(double fraction, int device)
         err = galloc_pool_set_limit(pool, bytes < settings[device].bytes ? bytes : settings[device].bytes);
     }
     (void)pthread_mutex_unlock(&lock);
-    leave(before);
+    leave(&before);
     if (err != cudaSuccess) throw_failure(err, words, 0, device);
 }
 

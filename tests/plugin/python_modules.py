@@ -626,6 +626,94 @@ def a_default_stream_is_that_of_the_device_that_a_free_names():
         assert comes_after_work(lambda pool, stream: pool.malloc(MIB, stream), free, default, 0), default
 
 
+def current_context():
+    context = ctypes.c_void_p()
+    assert sim.cuCtxGetCurrent(ctypes.byref(context)) == 0
+    return context.value
+
+
+@contextlib.contextmanager
+def own_context(device):
+    """A context that the program makes, as PyCUDA does, is current. It must be so at the end."""
+    context = ctypes.c_void_p()
+    assert sim.cuCtxCreate_v2(ctypes.byref(context), 0, device) == 0
+    try:
+        yield
+        assert current_context() == context.value
+    finally:
+        assert sim.cuCtxPopCurrent_v2(None) == 0
+        assert sim.cuCtxDestroy_v2(context) == 0
+
+
+@test
+def a_context_of_the_program_stays_current():
+    for device in 0, 1:
+        with own_context(0):
+            block = galloc.Block(MIB, device=device)
+            assert galloc.default_pool(device).memory()["live"] == MIB
+            block.record_stream(1)
+            block.free()
+            galloc.default_pool(device).free(galloc.malloc(MIB, device=device), wait=True)
+
+
+@test
+def a_thread_without_a_context_keeps_its_device():
+    seen = []
+
+    def use():
+        device = ctypes.c_int(-1)
+        assert current_context() is None
+        galloc.free(galloc.malloc(MIB, device=1))
+        assert sim.cudaGetDevice(ctypes.byref(device)) == 0
+        seen.append(device.value)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert seen == [0]
+
+
+@test
+def a_default_stream_is_that_of_the_primary_context():
+    def in_own_context(free):
+        def call(made, default):
+            with own_context(1):
+                free(made, default)
+        return call
+
+    def record_and_free(block, default):
+        block.record_stream(default)
+        block.free()
+
+    for default in 0, 1, OWN:
+        for free in record_and_free, galloc.Block.free:
+            free = in_own_context(free)
+            assert comes_after_work(lambda pool, stream: pool.block(MIB, stream), free, default, 1), default
+        free = in_own_context(galloc.free)
+        assert comes_after_work(lambda pool, stream: pool.malloc(MIB, stream), free, default, 1), default
+    pool = galloc.Pool()
+    p = pool.malloc(MIB)
+    sim.sim_hold(None, 1)
+    memset(p, None)
+    pool.free(p)
+    with own_context(0):
+        assert pool.malloc(MIB) == p  # memory of that stream, under its work
+        pool.free(p)
+    sim.sim_hold(None, 0)
+    pool.close()
+
+
+@test
+def a_free_that_waits_does_so_for_a_context_of_the_program_too():
+    with own_context(0):
+        streams = new_stream(), new_stream()
+        for stream in streams:  # the second one comes after the wait
+            ptr = galloc.malloc(MIB)
+            memset(ptr, stream)
+            galloc.default_pool().free(ptr, wait=True)
+    assert sim.sim_findings(0) == 0  # no race
+
+
 @test
 def a_free_that_waits_does_so_for_the_device_of_the_memory():
     with current(1):

@@ -304,6 +304,91 @@ TEST(a_default_stream_is_recorded_for_the_device_of_the_tensor)
     finish();
 }
 
+/* A context that another library made, as PyCUDA does, becomes current. */
+static CUcontext context_new(int device)
+{
+    CUcontext context = nullptr;
+    EXPECT_EQ(cuInit(0), CUDA_SUCCESS);
+#if CUDART_VERSION >= 13000
+    EXPECT_EQ(cuCtxCreate(&context, nullptr, 0, device), CUDA_SUCCESS);
+#else
+    EXPECT_EQ(cuCtxCreate(&context, 0, device), CUDA_SUCCESS);
+#endif
+    return context;
+}
+
+/* The hooks have left it current. Ends it. */
+static void context_end(CUcontext context)
+{
+    CUcontext current = nullptr;
+    EXPECT_EQ(cuCtxPopCurrent(&current), CUDA_SUCCESS);
+    EXPECT(current == context);
+    EXPECT_EQ(cuCtxDestroy(context), CUDA_SUCCESS);
+}
+
+TEST(a_context_of_the_program_stays_current)
+{
+    for (int device = 0; device < 2; device++) {
+        begin(2, SIM_PACE_STILL, nullptr);
+        CUcontext context = context_new(0), current = nullptr;
+        void *p = torch_malloc(MiB(4), device, nullptr);
+        EXPECT(held(device) >= MiB(4));
+        torch_record(p, nullptr);
+        torch_fraction(0.5, device);
+        EXPECT_EQ(cuCtxGetCurrent(&current), CUDA_SUCCESS);
+        EXPECT(current == context);
+        torch_free(p, MiB(4), device, nullptr);
+        context_end(context);
+        finish();
+    }
+}
+
+/* That stream's work uses a tensor that is freed, or recorded, while another context is current. */
+TEST(a_default_stream_is_that_of_the_primary_context)
+{
+    for (int recorded = 0; recorded < 2; recorded++) {
+        begin(1, SIM_PACE_STILL, nullptr);
+        cudaStream_t stream = stream_new();
+        void *p = torch_malloc(MiB(4), 0, recorded ? stream : nullptr), *q;
+        put(nullptr, p, MiB(4), 1);
+        CUcontext context = context_new(0);
+        if (recorded) torch_record(p, nullptr);
+        torch_free(p, MiB(4), 0, recorded ? stream : nullptr);
+        OK(cudaStreamSynchronize(nullptr)); /* the stream of the other context */
+        q = torch_malloc(MiB(4), 0, stream);
+        context_end(context);
+        put(stream, q, MiB(4), 2);
+        torch_free(q, MiB(4), 0, stream);
+        finish();
+    }
+}
+
+/* It is the same stream whichever context is current, and memory comes back in its order. */
+TEST(memory_of_a_default_stream_comes_back_under_another_context)
+{
+    begin(1, SIM_PACE_STILL, nullptr);
+    void *p = torch_malloc(MiB(4), 0, nullptr);
+    put(nullptr, p, MiB(4), 1);
+    torch_free(p, MiB(4), 0, nullptr);
+    CUcontext context = context_new(0);
+    EXPECT(torch_malloc(MiB(4), 0, nullptr) == p);
+    torch_free(p, MiB(4), 0, nullptr);
+    context_end(context);
+    finish();
+}
+
+TEST(a_thread_without_a_context_keeps_its_device)
+{
+    begin(2, SIM_PACE_STILL, nullptr);
+    std::thread([] {
+        int current = -1;
+        torch_free(torch_malloc(MiB(4), 1, nullptr), MiB(4), 1, nullptr);
+        OK(cudaGetDevice(&current));
+        EXPECT_EQ(current, 0);
+    }).join();
+    finish();
+}
+
 /* PyTorch passes the address of each tensor on: NULL for an empty one, also memory that another library made. */
 TEST(a_stream_is_recorded_for_memory_of_galloc_only)
 {
@@ -1012,7 +1097,8 @@ TEST(a_child_of_fork_frees_without_a_wait)
         (void)alarm(10);
         if (pipe(out)) _exit(2);
         (void)dup2(out[1], 2);
-        sim_fail("cudaGetDevice", 1, 1, cudaErrorInitializationError);
+        for (const char *call : {"cuCtxGetCurrent", "cudaGetDevice"})
+            sim_fail(call, 1, 1, cudaErrorInitializationError);
         for (int i = 0; i < 3; i++) torch_free(p, MiB(4), 0, nullptr);
         (void)!write(out[1], ".", 1);
         if (std::count(text, text + read(out[0], text, sizeof text), '\n') > 1) _exit(3); /* galloc's own line */
@@ -1032,8 +1118,10 @@ TEST(a_free_at_the_end_of_the_process_is_left_to_galloc)
 {
     begin(1, SIM_PACE_STILL, nullptr);
     void *p = torch_malloc(MiB(4), 0, nullptr);
-    sim_fail("cudaGetDevice", 1, 1, cudaErrorCudartUnloading);
+    sim_fail("cuCtxGetCurrent", 1, 0, cudaErrorCudartUnloading);
+    sim_fail("cudaGetDevice", 1, 0, cudaErrorCudartUnloading);
     torch_free(p, MiB(4), 0, nullptr);
+    EXPECT_EQ(sim_failed(), 2);
     EXPECT(torch_malloc(MiB(4), 0, nullptr) == p);
     torch_free(p, MiB(4), 0, nullptr);
     sim_fail_clear();
