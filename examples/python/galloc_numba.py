@@ -8,6 +8,7 @@ Numba alone, and a free waits for the device first, as Numba's own (cuMemFree) d
 
 import ctypes
 import os
+import threading
 
 from numba.cuda import HostOnlyCUDAMemoryManager, MemoryPointer
 from numba.cuda.cudadrv import driver
@@ -15,12 +16,15 @@ from numba.cuda.cudadrv import driver
 import galloc
 
 _pools = {}
+_lock = threading.RLock()  # a finaliser that runs while a pool is made may ask for one
 
 
 def _pool(device):
-    if device not in _pools:
-        _pools[device] = galloc.Pool(os.environ.get("GALLOC_CONF", ""), device)
-    return _pools[device]
+    """The pool of a device. Threads that ask at the same time get the same one."""
+    with _lock:
+        if device not in _pools:
+            _pools[device] = galloc.Pool(os.environ.get("GALLOC_CONF", ""), device)
+        return _pools[device]
 
 
 class GallocManager(HostOnlyCUDAMemoryManager):

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import types
 import weakref
 
@@ -1266,6 +1267,33 @@ def numba_gets_memory_that_every_stream_may_use():
     manager.deallocations.clear()
     assert galloc_numba._pool(0).memory()["live"] == 0
     os.environ["GALLOC_CONF"] = "log:off"
+
+
+@test
+def numba_threads_share_the_pool_of_a_device():
+    import galloc_numba
+    asked, made, pools = threading.Barrier(4), [], []
+
+    class SlowPool(galloc.Pool):
+        def __init__(self, *arguments):
+            made.append(self)
+            time.sleep(0.1)  # the other threads ask meanwhile
+            super().__init__(*arguments)
+
+    def ask():
+        asked.wait()
+        pools.append(galloc_numba._pool(1))
+
+    real, galloc.Pool = galloc.Pool, SlowPool
+    try:
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        galloc.Pool = real
+    assert len(made) == 1 and pools == made * 4, made
 
 
 @test
