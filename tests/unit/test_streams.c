@@ -2490,4 +2490,40 @@ TEST(parked_pages_count_as_stranded)
     finish();
 }
 
+/* The rest of a block that is cut keeps the block's place by age. Else unfinished rests would stand before older blocks
+   whose work is done, and another stream would not find these. */
+TEST(rests_of_cut_blocks_do_not_hide_older_blocks_whose_work_is_done)
+{
+    enum { DONE = 100, CUT = 300, ALL = DONE + 100 + CUT + 80 };
+    static void *p[ALL], *between[ALL], *cut[CUT];
+    begin_still();
+    galloc_pool *pool = pool_limited((size_t)16 << 30);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *q = get(pool, 4096, t);
+    for (int i = 0; i < ALL; i++) {
+        p[i] = get(pool, i >= ALL - 80 - CUT && i < ALL - 80 ? MIB(6) : MIB(3), s);
+        between[i] = get(pool, 4096, s);
+    }
+    for (int i = 0; i < DONE; i++) OK(galloc_free(p[i], s));
+    OK(cudaStreamSynchronize(s));
+    OK(sim_launch(s, NULL, 0)); /* does not end before sim_run */
+    for (int i = DONE; i < ALL; i++) OK(galloc_free(p[i], s));
+    for (int i = 0; i < CUT; i++) {
+        galloc_request request = {0};
+        request.pool = pool, request.stream = s, request.bytes = MIB(5), request.alignment = 4096;
+        OK(galloc_alloc(&cut[i], &request));
+    }
+    size_t held = stats_of(pool).reserved.current;
+    for (int i = 0; i < DONE; i++) p[i] = get(pool, MIB(3), t);
+    EXPECT_EQ(stats_of(pool).reserved.current, held);
+    for (int i = 0; i < DONE; i++) OK(galloc_free(p[i], t));
+    for (int i = 0; i < CUT; i++) OK(galloc_free(cut[i], s));
+    for (int i = 0; i < ALL; i++) OK(galloc_free(between[i], s));
+    OK(galloc_free(q, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 TEST_MAIN()
