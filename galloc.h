@@ -15576,6 +15576,7 @@ static int gai_check_slab(const gai_slab *slab, size_t used, int in_hand)
 
 typedef struct gai_census {
     size_t used, requested, blocks, free, largest, holes, bytes, promised;
+    size_t large; /* blocks in a stream cache with gai_cache.large bytes */
     galloc_pages pages[GALLOC_PAGE_SIZES];
     struct {
         size_t blocks, marks, mappings, events, waits, positions;
@@ -15649,26 +15650,17 @@ static void gai_census_page(gai_census *census, const gai_page *page, size_t byt
     pages->count += n;
 }
 
-/* A list of blocks in a stream cache or in quarantine. */
-typedef struct gai_census_list {
-    size_t blocks, bytes, requested;
-    size_t large; /* blocks with gai_cache.large bytes */
-} gai_census_list;
-
-/* Checks such a list, and moves its blocks from used to free in the census. stream: NULL: it is the quarantine.
-   bytes != 0: all have that size. */
+/* Checks a list of blocks in a stream cache or in quarantine (stream: NULL), and moves them from used to free in the
+   census, whose change tells how many these are. bytes != 0: all have that size. */
 static int gai_check_blocks(const galloc_pool *pool, const gai_stream *stream, const gai_block *block, size_t bytes,
-                            gai_census *census, gai_census_list *list)
+                            gai_census *census)
 {
     int broken = 0;
     for (; block; block = block->next_bin) {
         broken += block->kind != GAI_USED || block->pool != pool || gai_load_pointer(&block->lent) || block->room;
         broken += (bytes && block->bytes != bytes) ||
                   (stream && (block->life != stream->life || block->recorded_uses));
-        list->large += stream && block->bytes == stream->cache.large;
-        list->blocks++;
-        list->bytes += block->bytes;
-        list->requested += (size_t)block->requested;
+        census->large += stream && block->bytes == stream->cache.large;
         census->blocks--;
         census->used -= block->bytes;
         census->requested -= (size_t)block->requested;
@@ -15682,25 +15674,29 @@ static int gai_check_blocks(const galloc_pool *pool, const gai_stream *stream, c
 static int gai_check_cache(const galloc_pool *pool, const gai_stream *stream, gai_census *census)
 {
     const gai_cache *cache = &stream->cache;
-    gai_census_list unconfirmed = {0, 0, 0, 0}, cached = {0, 0, 0, 0};
+    const gai_census before = *census;
+    gai_census between; /* after the unconfirmed blocks */
     size_t i;
     int broken = cache->blocks + cache->unconfirmed_blocks > GAI_CACHE_BLOCKS ||
                  cache->unconfirmed_blocks > GAI_UNCONFIRMED_BLOCKS || (cache->open && cache->open != stream->life);
     broken += cache->open && (stream->asked || stream->retired);
-    broken += gai_check_blocks(pool, stream, cache->unconfirmed, 0, census, &unconfirmed);
-    broken += gai_check_blocks(pool, stream, cache->orphans, 0, census, &unconfirmed);
+    broken += gai_check_blocks(pool, stream, cache->unconfirmed, 0, census);
+    broken += gai_check_blocks(pool, stream, cache->orphans, 0, census);
+    between = *census;
     for (i = 0; i < GAI_CACHE_BINS; i++) {
         const gai_cache_bin *bin = &cache->bins[i];
         if (!(cache->filled >> i & 1)) continue;
         broken += !bin->first;
-        broken += gai_check_blocks(pool, stream, bin->first, bin->bytes, census, &cached);
+        broken += gai_check_blocks(pool, stream, bin->first, bin->bytes, census);
     }
-    broken += unconfirmed.blocks != cache->unconfirmed_blocks || unconfirmed.bytes != cache->unconfirmed_bytes;
-    broken += cached.blocks != cache->blocks || cached.bytes != cache->bytes;
+    broken += before.blocks - between.blocks != cache->unconfirmed_blocks;
+    broken += between.free - before.free != cache->unconfirmed_bytes;
+    broken += between.blocks - census->blocks != cache->blocks || census->free - between.free != cache->bytes;
     broken += gai_cache_held(cache) > cache->most || cache->alone > cache->most;
-    broken += cache->large && !(unconfirmed.large + cached.large);
+    broken += cache->large && census->large == before.large;
     broken += cache->seen > cache->mallocs || cache->mallocs > cache->serves;
-    broken += !cache->trusted && unconfirmed.bytes - (unconfirmed.large ? cache->large : 0) > GAI_EVENT_BYTES;
+    broken += !cache->trusted && between.free - before.free - (between.large > before.large ? cache->large : 0) >
+                                     GAI_EVENT_BYTES;
     return broken;
 }
 
@@ -15919,12 +15915,15 @@ static int gai_check_kept(const galloc_pool *pool, gai_census *census)
 {
     const gai_guards *guards = &pool->guards;
     const gai_block *newest = guards->oldest;
-    gai_census_list kept = {0, 0, 0, 0};
-    int broken = gai_check_blocks(pool, NULL, guards->oldest, 0, census, &kept);
+    const gai_census before = *census;
+    size_t kept;
+    int broken = gai_check_blocks(pool, NULL, guards->oldest, 0, census);
     while (newest && newest->next_bin) newest = newest->next_bin;
-    census->promised -= kept.blocks * GAI_FREE_MARKS;
-    return broken + (newest && guards->newest != newest) + (kept.blocks != guards->kept) +
-           (kept.bytes != guards->kept_bytes) + (kept.requested != guards->kept_live);
+    kept = before.blocks - census->blocks;
+    census->promised -= kept * GAI_FREE_MARKS;
+    return broken + (newest && guards->newest != newest) + (kept != guards->kept) +
+           (census->free - before.free != guards->kept_bytes) +
+           (before.requested - census->requested != guards->kept_live);
 }
 
 /* Checks the equations of the guards. */

@@ -2495,14 +2495,14 @@ TEST(parked_pages_count_as_stranded)
 TEST(rests_of_cut_blocks_do_not_hide_older_blocks_whose_work_is_done)
 {
     enum { DONE = 100, CUT = 300, ALL = DONE + 100 + CUT + 80 };
-    static void *p[ALL], *between[ALL], *cut[CUT];
+    static void *p[ALL], *kept[ALL], *cut[CUT];
     begin_still();
     galloc_pool *pool = pool_limited((size_t)16 << 30);
     cudaStream_t s = stream_new(), t = stream_new();
     void *q = get(pool, 4096, t);
     for (int i = 0; i < ALL; i++) {
         p[i] = get(pool, i >= ALL - 80 - CUT && i < ALL - 80 ? MIB(6) : MIB(3), s);
-        between[i] = get(pool, 4096, s);
+        kept[i] = get(pool, 4096, s);
     }
     for (int i = 0; i < DONE; i++) OK(galloc_free(p[i], s));
     OK(cudaStreamSynchronize(s));
@@ -2518,7 +2518,7 @@ TEST(rests_of_cut_blocks_do_not_hide_older_blocks_whose_work_is_done)
     EXPECT_EQ(stats_of(pool).reserved.current, held);
     for (int i = 0; i < DONE; i++) OK(galloc_free(p[i], t));
     for (int i = 0; i < CUT; i++) OK(galloc_free(cut[i], s));
-    for (int i = 0; i < ALL; i++) OK(galloc_free(between[i], s));
+    for (int i = 0; i < ALL; i++) OK(galloc_free(kept[i], s));
     OK(galloc_free(q, t));
     pool_end(pool);
     stream_end(s);
