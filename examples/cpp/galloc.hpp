@@ -250,7 +250,7 @@ inline context_ref context_of_default(cudaStream_t stream) noexcept
     try {
         ref.context = current_context();
         if (ref.context && id_of(ref.context, &ref.id) != CUDA_SUCCESS) ref.context = nullptr;
-    } catch (const error &) {
+    } catch (...) { /* out_of_memory is no error */
         ref.context = nullptr;
     }
     return ref;
@@ -261,21 +261,22 @@ class context_guard {
 public:
     explicit context_guard(const context_ref &ref)
     {
-        static auto *const push = driver_function<decltype(cuCtxPushCurrent)>("cuCtxPushCurrent");
         if (!ref.context || current_context() == ref.context || !is_alive(ref)) return;
+        static auto *const push = driver_function<decltype(cuCtxPushCurrent)>("cuCtxPushCurrent");
+        static auto *const pop = driver_function<decltype(cuCtxPopCurrent)>("cuCtxPopCurrent");
         check_cuda(static_cast<cudaError_t>(push(ref.context)));
-        pushed_ = true;
+        pop_ = pop;
     }
     ~context_guard()
     {
         CUcontext context;
-        if (pushed_) (void)driver_function<decltype(cuCtxPopCurrent)>("cuCtxPopCurrent")(&context);
+        if (pop_) (void)pop_(&context);
     }
     context_guard(const context_guard &) = delete;
     context_guard &operator=(const context_guard &) = delete;
 
 private:
-    bool pushed_ = false;
+    decltype(cuCtxPopCurrent) *pop_ = nullptr; /* NULL: nothing was pushed */
 };
 
 /* Makes a device current for the time of its life; -1: leaves it. primary: and its primary context, where a context of
@@ -290,14 +291,16 @@ public:
         if (code == cudaErrorCudartUnloading) return;
         check_cuda(code);
         if (current == device && !primary) return;
+        static auto *const set = driver_function<decltype(cuCtxSetCurrent)>("cuCtxSetCurrent");
         context_ = current_context();
         check_cuda(quietly([=] { return cudaSetDevice(device); }));
         before_ = current;
+        set_ = set;
     }
     ~device_guard()
     {
         if (before_ < 0) return;
-        if (context_) (void)driver_function<decltype(cuCtxSetCurrent)>("cuCtxSetCurrent")(context_);
+        if (context_) (void)set_(context_);
         else (void)quietly([this] { return cudaSetDevice(before_); });
     }
     device_guard(const device_guard &) = delete;
@@ -306,6 +309,7 @@ public:
 private:
     int before_ = -1;
     CUcontext context_ = nullptr;
+    decltype(cuCtxSetCurrent) *set_ = nullptr;
 };
 
 /* Frees on a stream of that context; none: of the current one. */
@@ -317,6 +321,8 @@ inline void give_in(const context_ref &ref, void *p, cudaStream_t stream) noexce
             return galloc_free(p, stream);
         } catch (const error &e) {
             return e.code();
+        } catch (...) {
+            return cudaErrorMemoryAllocation;
         }
     });
 }
@@ -802,6 +808,8 @@ public:
             forget(p, b);
         } catch (const error &e) {
             return e.code();
+        } catch (...) {
+            return cudaErrorMemoryAllocation;
         }
         (void)trim(b.pool, most); /* the block is free in any case; the next free tries again */
         return cudaSuccess;

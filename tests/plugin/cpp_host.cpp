@@ -486,6 +486,36 @@ TEST(cub_s_allocator_can_be_used_in_callbacks)
     }
 }
 
+/* CUDA calls that run out of memory throw out_of_memory, which is no error: frees report that, or try again. */
+TEST(frees_throw_nothing_when_cuda_runs_out_of_memory)
+{
+    for (const char *call : {"cuCtxPushCurrent", "cuCtxGetCurrent", "cuCtxGetId", "cudaGetDevice", "cudaSetDevice"}) {
+        begin(2);
+        {
+            galloc::CachingDeviceAllocator cub;
+            void *p = nullptr;
+            {
+                galloc::unique_ptr<char> a = galloc::make_unique<char>(MiB(1), nullptr);
+                galloc::growable<char> array(MiB(4), nullptr);
+                OK(cub.DeviceAllocate(0, &p, MiB(1)));
+                OK(cudaSetDevice(1));
+                sim_fail(call, 1, 0, cudaErrorMemoryAllocation);
+                a.reset();
+                sim_fail(call, 1, 0, cudaErrorMemoryAllocation);
+            }
+            sim_fail(call, 1, 0, cudaErrorMemoryAllocation);
+            if (cub.DeviceFree(p) != cudaSuccess) {
+                sim_fail_clear();
+                OK(cub.DeviceFree(p));
+            }
+            sim_fail_clear();
+            (void)cudaGetLastError();
+            OK(cudaSetDevice(0));
+        }
+        finish();
+    }
+}
+
 /* As with CUB, whose DeviceFree calls cudaFree for what is not its own. */
 TEST(cub_s_allocator_frees_what_others_allocated_after_a_wait)
 {
