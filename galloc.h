@@ -154,9 +154,9 @@
      free, as of the last allocation or trim; until then, and by the driver's rounding, a limit can be exceeded.
      Captures with it: allocations and frees are graph nodes. A free comes after the work of all captured streams that
      it names or that were recorded (cudaErrorNotPermitted: another thread's default stream was). Free the rest on
-     streams not captured, after the graph has run (or if it never will), before it runs again or is gone. Later, as
-     after a failed capture, it leaks. While a blocking stream is captured, allocations on the legacy stream, and such
-     frees there, return cudaErrorStreamCaptureImplicit.
+     streams not captured, after the graph has run (or if it never will), before it runs again or is gone; graphs that
+     it was recorded for must go before its own. Else, as after a failed capture, it leaks. While a blocking stream is
+     captured, allocations on the legacy stream, and such frees there, return cudaErrorStreamCaptureImplicit.
      With both backends a block can be resized only up to the size requested for it; room is memory, in steps of 512
      bytes. galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
 
