@@ -152,13 +152,13 @@
      allocated for, returns to the driver at the free; others once all their streams' work is complete. `reuse` and
      release_threshold set the driver's pool attributes of that meaning. Memory that the driver keeps counts as held and
      free, as of the last allocation or trim; until then, and by the driver's rounding, a limit can be exceeded.
-     Captures with it: allocations and frees are graph nodes. A free comes after the work of all captured streams that
-     it names or that were recorded (cudaErrorNotPermitted: another thread's default stream was). Free the rest on
-     streams not captured, after the graph has run (or if it never will), before it runs again or is gone; graphs that
-     it was recorded for must go before its own. Else, as after a failed capture, it leaks. While a blocking stream is
-     captured, allocations on the legacy stream, and such frees there, return cudaErrorStreamCaptureImplicit.
-     With both backends a block can be resized only up to the size requested for it; room is memory, in steps of 512
-     bytes. galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
+     Captures with it: allocations and frees are nodes. A free follows the work of all captured streams that it names or
+     that were recorded (cudaErrorNotPermitted: another thread's default stream was). Free the rest outside captures,
+     after the first launch (or without one), before the next and the graph's end; graphs that it was recorded for must
+     go first. Else, as after a failed capture, it leaks. cudaFreeAsync frees what later launches leave. While a
+     blocking stream is captured, allocations and such frees on the legacy stream return cudaErrorStreamCaptureImplicit.
+     With both, a block can be resized only up to the size requested for it; room is memory, in steps of 512 bytes;
+     galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
 
    ON GRAPHS
      Allocate and free on a captured stream as on any other; the memory then belongs to the graph, which uses the same
