@@ -147,18 +147,14 @@
      The other backends are for debugging and comparison: the driver serves each allocation, and galloc caches nothing.
      backend:cudaMalloc makes one cudaMalloc of the requested size per block (more with room or alignment above 512),
      which suits memory checkers. A freed block gets an event, also on the legacy stream. Then a later allocation that
-     is not captured, or trim, calls cudaFree, which waits for the device. A captured one is a new block of the graph.
+     is not captured, or trim, calls cudaFree, which waits for the device.
      backend:cudaMallocAsync uses a memory pool of the driver. A block that only the freeing stream used, and was
      allocated for, returns to the driver at the free; others once all their streams' work is complete. `reuse` and
      release_threshold set the driver's pool attributes of that meaning. Memory that the driver keeps counts as held and
      free, as of the last allocation or trim; until then, and by the driver's rounding, a limit can be exceeded.
-     Captures with it: allocations and frees are nodes. A free follows the work of all captured streams that it names or
-     that were recorded (cudaErrorNotPermitted: another thread's default stream was). Free the rest outside captures,
-     after the first launch (or without one), before the next and the graph's end; graphs that it was recorded for must
-     go first. Else, as after a failed capture, it leaks. cudaFreeAsync frees what later launches leave. While a
-     blocking stream is captured, allocations and such frees on the legacy stream return cudaErrorStreamCaptureImplicit.
+     Captured allocations are cudaMalloc's with both backends: a new block of the graph, by the rules below.
      With both, a block can be resized only up to the size requested for it; room is memory, in steps of 512 bytes;
-     galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
+     galloc_pool_reserve returns cudaErrorNotSupported.
 
    ON GRAPHS
      Allocate and free on a captured stream as on any other; the memory then belongs to the graph, which uses the same
@@ -2731,11 +2727,9 @@ struct gai_segment {
     uint64_t age;       /* of that block */
     size_t given; /* other backends, with one used block at most: bytes requested from the driver; else 0. Such
                      addresses are not in the page map: several segments may share 2 MiB */
-    unsigned long long of_graph; /* cudaMallocAsync: the capture that allocated it, whose graph has it in place of the
-                                    driver's pool; 0: none */
+    int outside; /* cudaMallocAsync: made by cudaMalloc, outside the driver's pool */
     int traced; /* the same: the trace has the free of its block already */
-    int lost; /* its context was reset, or its graph has ended and its addresses have come back: the memory is gone, and
-                 the addresses may be given out again */
+    int lost; /* its context was reset: the memory is gone, and the addresses may be given out again */
     void *heap; /* GALLOC_NVTX: that of the tool; NULL: none */
     int open;   /* the same: all its bytes are in some region; see >>nvtx */
 };
@@ -3161,7 +3155,6 @@ typedef struct gai_variant {
     int low;         /* long-lived blocks are placed at the low end, too */
     int one_each;    /* each block is one allocation of the driver, and goes back to it once its work is done. So each
                         free records an event, requests are not rounded, and no free memory is searched */
-    int no_groups;   /* there are no groups of graphs: the driver owns the memory of graphs */
     const struct gai_ladder_step *ladder; /* of allocations; NULL: gai_ladder */
     /* Files a block that became free. Returns the block that it is part of now. */
     gai_block *(*file)(galloc_pool *pool, gai_block *block, int all);
@@ -3198,9 +3191,8 @@ typedef struct gai_variant {
     int (*keep)(galloc_pool *pool, gai_segment *segment);
     /* The block of the pool that contains an address, or NULL. */
     gai_block *(*around)(const galloc_pool *pool, uintptr_t addr);
-    /* Frees a claimed block after n streams. *freed: 0: it shall be freed by marks. An error: it cannot be freed in
-       this call. May release the lock meanwhile. */
-    cudaError_t (*free)(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n, int *freed);
+    /* Frees a claimed block after n streams. 0: it shall be freed by marks. May release the lock meanwhile. */
+    int (*free)(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n);
     /* A block is freed by these marks: adds more. */
     void (*freed)(galloc_pool *pool, gai_block *block, const gai_mark *marks);
     /* After a miss; asked: bytes of the request that got memory, or 0. [paging, lock] */
@@ -3373,7 +3365,7 @@ struct galloc_pool {
     uint64_t searches; /* of large requests: only their segments are collected */
     galloc_torch_stats torch_stats;
     CUmemoryPool driver_pool; /* cudaMallocAsync: where the memory comes from; NULL: the context was reset */
-    size_t kept, of_graphs;   /* cudaMallocAsync: see above; bytes of segments with of_graph */
+    size_t kept, outside;     /* cudaMallocAsync: see above; bytes of segments with `outside` */
 
     /* What the pool tells. */
     galloc_stats stats;
@@ -4311,7 +4303,7 @@ static const gai_capture *gai_block_capture(const gai_block *block)
 static unsigned long long gai_block_capture_id(const gai_block *block)
 {
     const gai_capture *capture = gai_block_capture(block);
-    return capture ? capture->id : block->segment->of_graph;
+    return capture ? capture->id : 0;
 }
 
 /* Do the captures of two free blocks, the first one of this set, let them merge? Memory that graphs own merges only
@@ -5590,7 +5582,7 @@ static GAI_INLINE void gai_block_assign(galloc_pool *pool, gai_block *block, gai
     gai_block_drop_own(pool, block, stream);
     if (!stream->blocks) gai_set_relaxed(&stream->busy_frees, 0);
     gai_set_relaxed(&stream->blocks, stream->blocks + 1);
-    if (stream->capture && !block->segment->of_graph) gai_block_mark_captured(pool, block, stream);
+    if (stream->capture) gai_block_mark_captured(pool, block, stream);
 }
 
 /* Gives bytes of a free block to the program. Marks of other streams stay: a third stream must honour them if the
@@ -6586,7 +6578,7 @@ static void gai_segment_lose(galloc_pool *pool, gai_segment *segment)
     gai_block *block;
     segment->lost = 1;
     pool->lost++;
-    if (segment->of_graph) pool->of_graphs -= segment->bytes;
+    if (segment->outside) pool->outside -= segment->bytes;
     for (block = segment->first; block; block = block->next) {
         if (!gai_block_is_free(block)) continue;
         gai_set_remove(block);
@@ -7852,17 +7844,9 @@ static void gai_block_abandon(galloc_pool *pool, gai_block *block)
     gai_block_give(pool, block);
 }
 
-/* Is the graph gone that has allocated the segment? If it never ran, others may have these addresses now; else the
-   memory is still there. Nobody can tell which, so no driver call may name it. [lock] */
-static int gai_segment_outlives(const galloc_pool *pool, const gai_segment *segment)
-{
-    const gai_capture *capture = segment->of_graph ? gai_capture_find(pool, segment->of_graph) : NULL;
-    return segment->of_graph && (!capture || gai_capture_has_ended(capture));
-}
-
 /* The driver has given [addr, addr + bytes) out again. Removes the lost segments there from the maps. If the context
-   has ended, every segment there is lost; if it is alive, only those marked lost are, and those of graphs that have
-   ended: the others are on their way to the driver. */
+   has ended, every segment there is lost; if it is alive, only those marked lost are: the others are on their way to
+   the driver. */
 static void gai_pool_leave_range(galloc_pool *pool, enum gai_health health, uintptr_t addr, size_t bytes)
 {
     gai_segment *segment;
@@ -7871,7 +7855,6 @@ static void gai_pool_leave_range(galloc_pool *pool, enum gai_health health, uint
     for (segment = pool->segments; segment; segment = segment->next) {
         if (segment->addr >= addr + bytes || addr >= segment->addr + segment->bytes) continue;
         if (!segment->whole->page->current) continue; /* being given back */
-        if (!segment->lost && gai_segment_outlives(pool, segment)) gai_segment_lose(pool, segment);
         if (health == GAI_ALIVE && !segment->lost) continue;
         /* An address that comes back shows that the context has ended: all cudaMalloc segments are lost. */
         if (!segment->lost) gai_pool_lose_context(pool);
@@ -7881,7 +7864,7 @@ static void gai_pool_leave_range(galloc_pool *pool, enum gai_health health, uint
     gai_lock_off(&pool->lock);
 }
 
-/* Returns whether the pool may have lost memory by a reset of its context, or addresses with a graph. */
+/* Returns whether the pool may have lost memory by a reset of its context. */
 static int gai_pool_may_have_lost(galloc_pool *pool, enum gai_health *health)
 {
     CUcontext context;
@@ -7890,7 +7873,7 @@ static int gai_pool_may_have_lost(galloc_pool *pool, enum gai_health *health)
     gai_lock_on(&pool->lock);
     context = pool->context;
     id = pool->context_id;
-    lost = pool->lost || pool->of_graphs;
+    lost = pool->lost;
     gai_lock_off(&pool->lock);
     *health = gai_context_health(context, id);
     return lost || *health != GAI_ALIVE;
@@ -7969,22 +7952,15 @@ static CUresult gai_mapping_do(galloc_pool *pool, gai_mapping *mapping, uintptr_
 /* How far the driver has undone a mapping. */
 enum gai_undone { GAI_STUCK, GAI_UNMAPPED, GAI_RELEASED };
 
-/* A graph's allocation node that has not run has allocated nothing: the driver rejects a free of its address. */
-static int gai_segment_never_was(const gai_segment *segment, CUresult result)
-{
-    return segment->of_graph && result == CUDA_ERROR_INVALID_VALUE;
-}
-
 /* gai_mapping_undo for a fixed segment, whose one mapping ends with its memory. Memory lost by a reset counts as
-   released. So does that of a graph which is gone: it leaks if the graph was launched, but to free it might be to free
-   somebody else's. Only in quarantine can work still use it (gai_segment_fixed): then it is stuck. */
+   released. Only in quarantine can work still use it (gai_segment_fixed): then it is stuck. */
 static enum gai_undone gai_mapping_undo_fixed(galloc_pool *pool, gai_mapping *mapping)
 {
     const gai_mark *mark;
     CUresult result;
     int lost;
     gai_lock_on(&pool->lock);
-    lost = mapping->segment->lost || gai_segment_outlives(pool, mapping->segment);
+    lost = mapping->segment->lost;
     for (mark = mapping->block->marks; mark && gai_mark_is_complete(mark);) mark = mark->next;
     gai_block_hide(mapping->block); /* another pool may get the address while this call lasts */
     gai_lock_off(&pool->lock);
@@ -7992,7 +7968,6 @@ static enum gai_undone gai_mapping_undo_fixed(galloc_pool *pool, gai_mapping *ma
     if (lost) return GAI_RELEASED;
     if (mark) return GAI_STUCK;
     result = GAI_CALL(pool, mem_free, MemFree, ((CUdeviceptr)mapping->addr));
-    if (gai_segment_never_was(mapping->segment, result)) return GAI_RELEASED;
     if (result) gai_pool_note(pool, result);
     return result ? GAI_STUCK : GAI_RELEASED;
 }
@@ -8366,7 +8341,7 @@ static void gai_pool_tell_unmap(galloc_pool *pool, const gai_batch *batch)
 /* Returns bytes to the budget that were taken for a segment. */
 static void gai_segment_refund(galloc_pool *pool, size_t bytes, const gai_site *site)
 {
-    if (!pool->variant.charge || site->capture) gai_budget_give(pool, bytes);
+    if (!pool->variant.charge || site->capture_forbids) gai_budget_give(pool, bytes);
 }
 
 /* Makes a fixed segment that has no addresses yet: a busy block and a mapping for it. NULL: no host memory. */
@@ -8443,7 +8418,7 @@ static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, size_t given,
     } else if (segment->whole->addr) {
         /* The allocation succeeded, a later step failed, and the memory could not be freed. The driver may have given
            the stream memory that the stream still uses. */
-        if (segment->of_graph) pool->of_graphs += bytes;
+        if (segment->outside) pool->outside += bytes;
         else if (pool->variant.dealloc) gai_block_stamp_own(pool, segment->first, site->stream);
         gai_mapping_quarantine(pool, segment->whole);
     } else {
@@ -13580,7 +13555,6 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, g
 {
     gai_block *block = taken;
     gai_stream *stream;
-    cudaError_t refused = cudaSuccess;
     int freed = 0, due, debug;
     gai_stack_note(pool);
     gai_lock_on(&pool->lock);
@@ -13588,9 +13562,9 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, g
     stream = gai_stream_hold(pool, site);
     if (stream && !block) block = gai_block_claim(pool, ptr);
     if (stream && block && block->tag & GAI_WATCHED_BLOCK) gai_block_check(pool, block, site, 1);
-    if (stream && block && pool->variant.free) refused = pool->variant.free(pool, block, site, 1, &freed);
-    if ((!stream || refused) && block) gai_block_let_go(block);
-    if (stream && block && !freed && !refused) freed = gai_block_free_on(pool, block, stream);
+    if (stream && block && pool->variant.free) freed = pool->variant.free(pool, block, site, 1);
+    if (!stream && block) gai_block_let_go(block);
+    if (stream && block && !freed) freed = gai_block_free_on(pool, block, stream);
     if (stream && pool->guards.kept) gai_pool_limit_kept(pool, site);
     if (stream) gai_stream_release(pool, stream, site);
     due = pool->clock >= pool->collector.look;
@@ -13598,7 +13572,6 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, g
     if (due) gai_pool_tend(pool);
     if (debug) gai_guards_tend(pool);
     if (!stream) return gai_free_after_waiting(pool, ptr, site);
-    if (refused) return refused;
     if (block && !freed) return gai_free_unnoted();
     return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
 }
@@ -13664,14 +13637,13 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
 {
     gai_block *block = NULL;
     size_t named = gai_marks_count(marks);
-    int due, gone = 0, debug;
+    int due, gone, debug;
     gai_stack_note(pool);
     gai_lock_on(&pool->lock);
     debug = pool->config.debug;
     if (!error) block = gai_block_claim(pool, ptr);
-    if (block && pool->variant.free) error = pool->variant.free(pool, block, sites, named, &gone);
-    if (error && block) gai_block_let_go(block);
-    if (error || gone) block = NULL;
+    gone = block && pool->variant.free && pool->variant.free(pool, block, sites, named);
+    if (gone) block = NULL;
     if (block && !gai_marks_name_unknown(pool, block, marks)) {
         error = gai_free_unnoted();
         gai_block_let_go(block);
@@ -14062,9 +14034,6 @@ static cudaError_t gai_graph_begin_new(galloc_graph **out, galloc_pool *pool, ga
 {
     cudaError_t error;
     galloc_graph *graph, *handle;
-    if (pool->variant.no_groups)
-        return gai_fail(cudaErrorNotSupported, "with backend:cudaMallocAsync the driver owns the memory of "
-                        "graphs");
     graph = (galloc_graph *)GALLOC_MALLOC(sizeof *graph);
     if (!graph) return gai_fail(cudaErrorMemoryAllocation, "no host memory for a galloc_graph");
     memset(graph, 0, sizeof *graph);
@@ -15748,7 +15717,7 @@ static int gai_check_marks(const gai_block *block)
 static int gai_check_given(const gai_block *block)
 {
     const gai_mark *mark = block->marks;
-    if (!block->stream || !block->stream->capture || block->segment->of_graph) return 0;
+    if (!block->stream || !block->stream->capture) return 0;
     while (mark && !(mark->stream == block->stream && mark->begin == block->addr &&
                      mark->end == block->addr + block->bytes))
         mark = mark->next;
@@ -15977,14 +15946,14 @@ static int gai_check_pool(galloc_pool *pool)
     const gai_segment *segment;
     const gai_stream *stream;
     const gai_mapping *mapping;
-    size_t quarantined = 0, leaving = 0, parked = 0, old = 0, streams = 0, of_graphs = 0;
+    size_t quarantined = 0, leaving = 0, parked = 0, old = 0, streams = 0, outside = 0;
     int broken = gai_check_graphs(pool), lost = 0;
     memset(&census, 0, sizeof census);
     census.pages[0].bytes = census.free = census.largest = pool->kept;
     for (segment = pool->segments; segment; segment = segment->next) {
         broken += gai_check_segment(pool, segment, &census);
         if (!segment->fixed) census.bytes += segment->bytes;
-        if (segment->of_graph && !segment->lost) of_graphs += segment->bytes;
+        if (segment->outside && !segment->lost) outside += segment->bytes;
         broken += segment->next && segment->next->prev != segment;
         lost += segment->lost;
     }
@@ -16019,7 +15988,7 @@ static int gai_check_pool(galloc_pool *pool)
     broken += gai_check_slabs(pool, &census);
     broken += pool->marks.promised != census.promised;
     broken += quarantined != pool->stats.quarantined;
-    broken += of_graphs != pool->of_graphs;
+    broken += outside != pool->outside;
     census.free += parked;
     census.largest = gai_max(census.largest, gai_pool_largest_parked(pool));
     broken += gai_check_budget(pool);
@@ -16920,7 +16889,7 @@ static CUresult gai_driver_pool_new(galloc_pool *pool)
 static void gai_stat_held(galloc_pool *pool, size_t held, size_t coming)
 {
     galloc_stat *reserved = &pool->stats.reserved;
-    size_t before = reserved->current, blocks = before - pool->kept - pool->of_graphs + coming;
+    size_t before = reserved->current, blocks = before - pool->kept - pool->outside + coming;
     gai_stat_kept(pool, gai_left(held, blocks));
     if (reserved->current + coming > before) reserved->total += reserved->current + coming - before;
     reserved->peak = gai_max(reserved->peak, reserved->current + coming);
@@ -16983,21 +16952,22 @@ static void gai_driver_pool_cut(galloc_pool *pool, size_t less)
     size_t held;
     if (!pool->driver_pool) return;
     gai_lock_on(&pool->lock);
-    held = pool->stats.reserved.current - pool->of_graphs;
+    held = pool->stats.reserved.current - pool->outside;
     gai_lock_off(&pool->lock);
     gai_pool_note(pool, GAI_CALL(pool, pool_trim, MemPoolTrimTo, (pool->driver_pool, gai_left(held, less))));
     gai_pool_ask_held(pool);
 }
 
-/* Allocates from the driver's pool, or in a capture an allocation node. The context of a default stream must be
-   current. */
+/* Allocates from the driver's pool. A capture gets memory by cudaMalloc, which its graph owns as it does with the other
+   backends: a node would allocate again with each launch, and only while the graph is there could anybody free that.
+   So does the legacy stream while a blocking stream is captured. The context of a default stream must be current. */
 static CUresult gai_async_alloc(galloc_pool *pool, gai_segment *segment, CUdeviceptr *addr, size_t bytes,
                                 const gai_site *site)
 {
     gai_scope scope;
     CUresult result;
-    segment->of_graph = site->capture;
-    if (site->capture_forbids && !site->capture) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    segment->outside = site->capture_forbids;
+    if (segment->outside) return GAI_CALL(pool, mem_alloc, MemAlloc, (addr, bytes));
     result = pool->driver_pool ? CUDA_SUCCESS : gai_driver_pool_new(pool);
     if (!result) result = gai_scope_enter(&scope, site->context);
     if (result) return result;
@@ -17025,8 +16995,10 @@ static CUresult gai_async_free(galloc_pool *pool, CUdeviceptr addr, const gai_si
    it held before. Work queued on the stream before the block can delay that: until then it counts as held. */
 static CUresult gai_async_take_back(galloc_pool *pool, CUdeviceptr addr, const gai_site *site)
 {
-    CUresult result = gai_async_free(pool, addr, site);
-    if (!result && !site->capture) gai_driver_pool_cut(pool, 0);
+    CUresult result;
+    if (site->capture_forbids) return GAI_CALL(pool, mem_free, MemFree, (addr));
+    result = gai_async_free(pool, addr, site);
+    if (!result) gai_driver_pool_cut(pool, 0);
     return result;
 }
 
@@ -17036,12 +17008,12 @@ static CUresult gai_async_charge(galloc_pool *pool, gai_segment *segment, size_t
 {
     size_t held;
     int allowed;
-    if (segment->of_graph) return CUDA_SUCCESS;
+    if (segment->outside) return CUDA_SUCCESS;
     held = gai_driver_pool_held(pool);
     gai_lock_on(&pool->lock);
     if (held == GAI_NOT_SAID)
-        held = pool->stats.reserved.current - pool->of_graphs + gai_left(bytes, pool->kept);
-    allowed = gai_budget_raise(pool, held + pool->of_graphs);
+        held = pool->stats.reserved.current - pool->outside + gai_left(bytes, pool->kept);
+    allowed = gai_budget_raise(pool, held + pool->outside);
     gai_lock_off(&pool->lock);
     return allowed ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY; /* the driver refused nothing */
 }
@@ -17050,8 +17022,8 @@ static CUresult gai_async_charge(galloc_pool *pool, gai_segment *segment, size_t
    what was charged. [paging, lock] */
 static void gai_async_charged(galloc_pool *pool, gai_segment *segment)
 {
-    if (segment->of_graph) pool->of_graphs += segment->bytes;
-    else gai_stat_held(pool, pool->taken - pool->of_graphs, segment->bytes);
+    if (segment->outside) pool->outside += segment->bytes;
+    else gai_stat_held(pool, pool->taken - pool->outside, segment->bytes);
 }
 
 /* Memory that returns to the driver's pool (cudaMallocAsync) stays in `reserved`, which does not change even for a
@@ -17061,8 +17033,8 @@ static int gai_async_keep(galloc_pool *pool, gai_segment *segment)
     gai_page *page = segment->whole->page;
     galloc_pages *pages = pool->stats.pages, *of_its_size = &pages[gai_page_class(page->bytes)];
     if (segment->lost) return 0;
-    if (segment->of_graph) pool->of_graphs -= segment->bytes;
-    if (segment->of_graph) return 0;
+    if (segment->outside) pool->outside -= segment->bytes;
+    if (segment->outside) return 0;
     of_its_size->count--;
     of_its_size->bytes -= page->bytes;
     pages[0].bytes += page->bytes;
@@ -17086,16 +17058,16 @@ static void gai_job_take_given(gai_job *job, gai_block *block)
 
 /* Takes the bytes from the budget. The driver's pool may hold them already (`kept`), so for it only the headroom is
    checked, and gai_segment_fixed settles the budget afterwards. What it keeps above a limit goes first; if it cannot
-   serve the request, as it cannot serve a node of a graph, so much goes as the limit lacks. */
+   serve the request, as it cannot serve a captured one, so much goes as the limit lacks. */
 static int gai_pool_may_ask(gai_job *job, size_t bytes)
 {
     galloc_pool *pool = job->pool;
     size_t kept, above;
-    int captured = job->site.capture != 0, replaces = captured || job->overgrown;
+    int outside = job->site.capture_forbids, replaces = outside || job->overgrown;
     if (!pool->variant.charge) return gai_budget_take(pool, bytes);
     above = gai_pool_lacks(pool, replaces && !pool->config.throw_on_cudamalloc_oom ? bytes : 0);
     if (above) gai_driver_pool_cut(pool, above);
-    if (captured) return gai_budget_take(pool, bytes);
+    if (outside) return gai_budget_take(pool, bytes);
     gai_lock_on(&pool->lock);
     kept = pool->kept;
     gai_lock_off(&pool->lock);
@@ -17127,7 +17099,8 @@ static void gai_job_supply_given(gai_job *job)
         gai_lock_off(&pool->lock);
     }
     if (promised && !asked) return;
-    gai_job_refused(job, result, pool->variant.alloc ? "cuMemAllocFromPoolAsync" : "cuMemAlloc");
+    gai_job_refused(job, result, pool->variant.alloc && !job->site.capture_forbids ? "cuMemAllocFromPoolAsync"
+                                                                                  : "cuMemAlloc");
 }
 
 /* Gives freed blocks of a backend back to the driver that no unfinished work uses, least recently freed first, until
@@ -17186,140 +17159,18 @@ static gai_block *gai_given_around(const galloc_pool *pool, uintptr_t addr)
    the stream that it was allocated on, whichever stream frees it. */
 static void gai_block_stamp_first(galloc_pool *pool, gai_block *block, const gai_mark *marks)
 {
-    if (block->segment->of_graph) return;
+    if (block->segment->outside) return;
     for (; marks; marks = marks->next)
         if (marks->stream == block->stream) return;
     gai_block_stamp(pool, block, gai_mark_promised(pool, block->stream));
 }
 
-/* Adds the streams of unfinished marks to the block's recorded uses: of bytes that a resize has cut off, which stay the
-   block's. 0: no host memory. [lock] */
-static int gai_block_marks_to_uses(galloc_pool *pool, gai_block *block)
-{
-    const gai_mark *mark;
-    if (block->marks) block->tag |= GAI_SPECIAL;
-    for (mark = block->marks; mark; mark = mark->next)
-        if (!gai_mark_is_complete(mark) && !gai_block_add_use(pool, block, mark->stream)) return 0;
-    return 1;
-}
-
-/* Returns whether a free of a graph's block can come after a recorded use: a node of the graph after a stream of the
-   capture (own), later a free after any stream that is not captured, since a launch has all work of the capture, and
-   after one of another capture whose graph is gone. In a capture another thread's default stream has another key than
-   its handle has here, and so has a stream that does not go on from its last position (gai_stream_captured): no event
-   can be recorded behind their work. */
-static int gai_use_can_precede(const gai_stream *use, unsigned long long own, int captured)
-{
-    if (captured) return use->capture_id == own && use->key == gai_stream_key_in(use->handle, use->context);
-    return use->capture_id == own || gai_stream_is_plain(use) || (!use->capture && !gai_stream_is_unknown(use));
-}
-
-/* Returns whether the driver can free a block in stream order: only one stream has used it, or it is an allocation
-   node, which is freed in the same capture, or outside of captures. */
-static int gai_block_is_drivers(const galloc_pool *pool, const gai_block *block, const gai_site *sites, size_t n)
+/* Returns whether the driver can free a block in stream order: only the freeing stream has used it. */
+static int gai_block_is_drivers(const gai_block *block, const gai_site *sites, size_t n)
 {
     const gai_segment *segment = block->segment;
-    const gai_mark *use;
-    int captured = sites->capture != 0;
-    size_t i = 0;
-    if (segment->lost || gai_segment_outlives(pool, segment)) return 0;
-    if (!segment->of_graph)
-        return n == 1 && !block->recorded_uses && !sites->capture_forbids && block->stream == sites->stream &&
-               !block->marks;
-    for (use = block->recorded_uses; use; use = use->next)
-        if (!gai_use_can_precede(use->stream, segment->of_graph, captured)) return 0;
-    while (i < n && (captured ? sites[i].capture == segment->of_graph : !sites[i].capture_forbids)) i++;
-    return i == n;
-}
-
-/* Makes the site's stream wait for an event. */
-static CUresult gai_async_wait_for(galloc_pool *pool, CUevent event, const gai_site *site)
-{
-    gai_scope scope;
-    CUresult result = gai_scope_enter(&scope, site->context); /* a default stream is that of the current context */
-    if (result) return result;
-    result = GAI_CALL(pool, stream_wait, StreamWaitEvent, (site->handle, event, 0));
-    gai_scope_leave(&scope);
-    return result;
-}
-
-/* Orders a stream after the present work of another one by an event, which in a capture makes edges of the graph, and
-   no node. CUDA_ERROR_NOT_READY: no event may be recorded there now. [recording] */
-static CUresult gai_async_order(galloc_pool *pool, const gai_stream *earlier, const gai_site *site)
-{
-    gai_scope scope;
-    CUevent event = NULL;
-    CUresult result;
-    if (earlier == site->stream) return CUDA_SUCCESS;
-    result = gai_scope_enter(&scope, earlier->context);
-    if (result) return result;
-    if (!site->capture && !gai_stream_is_reachable(earlier)) result = CUDA_ERROR_NOT_READY;
-    if (!result) result = GAI_CALL(pool, event_create, EventCreate, (&event, CU_EVENT_DISABLE_TIMING));
-    if (!result) result = GAI_CALL(pool, event_record, EventRecord, (event, earlier->handle));
-    gai_scope_leave(&scope);
-    if (!result) result = gai_async_wait_for(pool, event, site);
-    if (event) (void)GAI_CALL(pool, event_destroy, EventDestroy, (event));
-    return result;
-}
-
-/* Orders a stream after the last event of a retired one, if that event is not known to be complete. [recording] */
-static CUresult gai_async_order_retired(galloc_pool *pool, gai_stream *retired, const gai_site *site)
-{
-    CUresult result = CUDA_SUCCESS;
-    const gai_event *last;
-    gai_lock_on(&pool->lock);
-    last = retired->newest;
-    retired->busy++; /* its events stay */
-    gai_lock_off(&pool->lock);
-    if (last) result = gai_async_wait_for(pool, last->event, site);
-    gai_lock_on(&pool->lock);
-    retired->busy--;
-    gai_lock_off(&pool->lock);
-    return result;
-}
-
-/* Where no event can be recorded the host waits, but not for a capture: for the device, or for all devices if the
-   context has ended. Work in a context with a sticky error is over. */
-static CUresult gai_async_wait(galloc_pool *pool, const gai_stream *use, CUresult why)
-{
-    CUresult result = why;
-    if (why == CUDA_ERROR_NOT_READY || why == CUDA_ERROR_CONTEXT_IS_DESTROYED) {
-        gai_lock_on(&pool->paging);
-        result = why == CUDA_ERROR_NOT_READY ? gai_device_wait_in(pool, use->context) : gai_devices_wait(pool);
-        gai_lock_off(&pool->paging);
-    }
-    return use->context != pool->context && gai_is_sticky(result) ? CUDA_SUCCESS : result;
-}
-
-/* Orders a stream after a recorded use. `recording`: the use's stream is not retired meanwhile. */
-static CUresult gai_async_order_use(galloc_pool *pool, gai_stream *use, const gai_site *site)
-{
-    enum gai_health health;
-    CUresult result = gai_context_look(use->context, use->context_id, &health);
-    int retired;
-    if (health == GAI_DEAD) result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    if (health == GAI_ALIVE) {
-        gai_lock_on(&pool->recording);
-        gai_lock_on(&pool->lock);
-        retired = use->retired && !site->capture;
-        gai_lock_off(&pool->lock);
-        result = retired ? gai_async_order_retired(pool, use, site) : gai_async_order(pool, use, site);
-        gai_lock_off(&pool->recording);
-    }
-    return result && !site->capture ? gai_async_wait(pool, use, result) : result;
-}
-
-/* Orders the first stream after the others and after the block's recorded uses; outside of captures but for those in
-   the block's own, which its graph has done. */
-static CUresult gai_async_order_all(galloc_pool *pool, const gai_block *block, const gai_site *sites, size_t n)
-{
-    const gai_mark *use;
-    CUresult result = CUDA_SUCCESS;
-    size_t i;
-    for (i = 1; i < n && !result; i++) result = gai_async_order_use(pool, sites[i].stream, sites);
-    for (use = block->recorded_uses; use && !result; use = use->next)
-        if (sites->capture || !use->stream->capture_id) result = gai_async_order_use(pool, use->stream, sites);
-    return result;
+    return n == 1 && !segment->lost && !segment->outside && !block->recorded_uses && !block->marks &&
+           !sites->capture_forbids && block->stream == sites->stream;
 }
 
 /* Merges all blocks of a driver-allocated segment, one used block and the free ones beside it, into one busy block. */
@@ -17339,7 +17190,7 @@ static gai_block *gai_block_gather(galloc_pool *pool, gai_block *block)
     return at;
 }
 
-/* Removes a claimed block and its segment after the driver has freed them, or has never allocated them. [lock] */
+/* Removes a claimed block and its segment after the driver has freed them. [lock] */
 static void gai_block_give_up(galloc_pool *pool, gai_block *block)
 {
     gai_mapping *whole = block->segment->whole;
@@ -17353,80 +17204,25 @@ static void gai_block_give_up(galloc_pool *pool, gai_block *block)
     gai_mapping_settle(pool, whole, GAI_RELEASED);
 }
 
-/* Makes the driver free a claimed block on the first stream, in order after the others. That a graph has not run yet is
-   no failure: there is nothing to free then. [lock], released meanwhile. */
-static CUresult gai_block_give_in_order(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n)
+/* Makes the driver free a claimed block in the order of the stream that alone has used it. Returns whether it has; else
+   nothing has changed, and the block is freed by marks. [lock], released meanwhile. */
+static int gai_async_block_free(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n)
 {
     gai_segment *segment = block->segment;
-    CUresult result;
     CUcontext context = pool->context;
     unsigned long long id = pool->context_id;
-    enum gai_health health;
+    CUresult result = CUDA_ERROR_INVALID_CONTEXT; /* of a dead one: the address may be reused */
+    if (!gai_block_is_drivers(block, sites, n)) return 0;
+    if (pool->trace) gai_trace_freed(pool, block, NULL); /* before another thread gets the address */
+    segment->traced = pool->trace != NULL;
     gai_lock_off(&pool->lock);
-    result = gai_context_look(context, id, &health);
-    if (health == GAI_DEAD) result = CUDA_ERROR_INVALID_CONTEXT; /* the address may be reused */
-    if (health == GAI_ALIVE) {
-        result = gai_async_order_all(pool, block, sites, n);
-        if (!result) {
-            result = gai_async_free(pool, (CUdeviceptr)segment->whole->addr, sites);
-            if (!sites->capture && gai_segment_never_was(segment, result)) result = CUDA_SUCCESS;
-        }
-    }
+    if (gai_context_health(context, id) == GAI_ALIVE)
+        result = gai_async_free(pool, (CUdeviceptr)segment->whole->addr, sites);
     if (result) gai_pool_note(pool, result);
     gai_lock_on(&pool->lock);
-    return result;
-}
-
-/* Makes the driver free a claimed block: in a capture by a node, else at once. *freed: 0: nothing has changed. That is
-   an error if a graph allocates the memory: when the graph is gone, nobody can free it. [lock], released meanwhile. */
-static cudaError_t gai_block_free_given(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n,
-                                        int *freed)
-{
-    gai_segment *segment = block->segment;
-    int captured = sites->capture != 0, of_graph = segment->of_graph != 0;
-    CUresult result;
-    if (!of_graph && pool->trace) gai_trace_freed(pool, block, NULL); /* before another thread gets the address */
-    if (!of_graph) segment->traced = pool->trace != NULL;
-    result = gai_block_give_in_order(pool, block, sites, n);
-    if (captured && result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) result = CUDA_SUCCESS; /* it allocates nothing */
-    *freed = !result && !segment->lost;
-    if (*freed && of_graph && pool->trace) gai_trace_freed(pool, block, NULL);
-    if (*freed) gai_block_give_up(pool, block);
-    if (!result || !of_graph || segment->lost || gai_load(&pool->broken)) return cudaSuccess;
-    if (gai_is_driver_gone(result) || result == CUDA_ERROR_INVALID_CONTEXT) return cudaSuccess; /* and the memory */
-    return gai_fail((cudaError_t)(int)result, "memory that a graph allocates cannot be freed%s: %s",
-                    captured ? " in its graph" : "", cudaGetErrorString((cudaError_t)(int)result));
-}
-
-/* Refuses a free on a stream of the capture that allocates the block, if no node can free it: each launch allocates it.
-   Memory left by a graph must be freed at once, since the graph may be destroyed later; a free on the legacy stream
-   would invalidate a capture. */
-static cudaError_t gai_async_refuse(const gai_block *block, const gai_site *sites, size_t n)
-{
-    size_t i;
-    for (i = 0; i < n; i++) {
-        if (sites[i].capture == block->segment->of_graph)
-            return gai_fail(cudaErrorNotPermitted, "memory that a graph allocates cannot be freed in its graph: that "
-                            "free can come after no work of a stream that it names or that was recorded; free it on "
-                            "that stream, or after the capture");
-        if (sites[i].capture_forbids && !sites[i].capture && !sites[i].broken)
-            return gai_fail(cudaErrorStreamCaptureImplicit,
-                            "memory that a graph leaves allocated cannot be freed on the legacy stream while a "
-                            "blocking stream is captured");
-    }
-    return cudaSuccess;
-}
-
-/* Frees a claimed block in stream order if the driver can. */
-static cudaError_t gai_async_block_free(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n,
-                                        int *freed)
-{
-    const gai_segment *segment = block->segment;
-    int of_graph = segment->of_graph && !segment->lost && !gai_segment_outlives(pool, segment);
-    if (of_graph && !gai_block_marks_to_uses(pool, block))
-        return gai_fail(cudaErrorMemoryAllocation, "no host memory to free memory of a graph");
-    if (gai_block_is_drivers(pool, block, sites, n)) return gai_block_free_given(pool, block, sites, n, freed);
-    return of_graph ? gai_async_refuse(block, sites, n) : cudaSuccess;
+    if (result || segment->lost) return 0;
+    gai_block_give_up(pool, block);
+    return 1;
 }
 
 /* Creates the driver's pool for backend:cudaMallocAsync. */
@@ -17460,7 +17256,6 @@ static void gai_variant_cuda_malloc(gai_variant *variant)
 static void gai_variant_cuda_malloc_async(gai_variant *variant)
 {
     gai_variant_cuda_malloc(variant);
-    variant->no_groups = 1;
     variant->begin = gai_async_begin;
     variant->close = gai_async_close;
     variant->alloc = gai_async_alloc;
