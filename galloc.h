@@ -787,11 +787,9 @@ GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stre
               work or waits that are queued there: the call queues none (for stream 0: ON STREAMS)
      Returns  also cudaErrorInvalidDevicePointer: `ptr` is not the start of a used block. The message says whether it is
               foreign, inside a block, or already freed
-     Device   does not wait, with two exceptions. If the host has no memory for a stream that the pool has not seen
+     Device   does not wait, with one exception: if the host has no memory for a stream that the pool has not seen
               before, it waits for that stream; if that stream is being captured, it returns cudaErrorMemoryAllocation
-              or the driver's error instead, and the block stays used. With backend:cudaMallocAsync the free of a
-              graph's block waits for the device, if no event can be recorded now on a stream that was recorded for the
-              block (another thread's default stream, one that is being captured, or of a context that has ended) */
+              or the driver's error instead, and the block stays used */
 GALLOC_API cudaError_t galloc_free(void *ptr, cudaStream_t stream);
 
 /* Frees a block that several streams use: it is reused after the work queued so far on each of them.
@@ -867,8 +865,8 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
               device
      stream   not the legacy stream; it must live until galloc_graph_end
      Returns  also cudaErrorNotPermitted: the group has begun already, or another one of the pool has with this stream
-              or capture; cudaErrorNotSupported with backend:cudaMallocAsync; cudaErrorStreamCaptureInvalidated;
-              cudaErrorMemoryAllocation (host). After an error *graph is as before */
+              or capture; cudaErrorStreamCaptureInvalidated; cudaErrorMemoryAllocation (host). After an error *graph is
+              as before */
 GALLOC_API cudaError_t galloc_graph_begin(galloc_graph **graph, galloc_pool *pool, cudaStream_t stream);
 
 /* Ends the capturing of a group: later captures do not belong to it. Call it after the last capture has ended. The
@@ -17003,7 +17001,7 @@ static CUresult gai_async_take_back(galloc_pool *pool, CUdeviceptr addr, const g
 }
 
 /* Charges the growth of the driver's pool to the budget, since only now it is known; an estimate if the driver does not
-   tell. What graphs hold is read and charged in one step, as another thread may give some of it back. */
+   tell. What is held outside of it is read and charged in one step: another thread may give some of that back. */
 static CUresult gai_async_charge(galloc_pool *pool, gai_segment *segment, size_t bytes)
 {
     size_t held;

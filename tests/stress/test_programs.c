@@ -19,9 +19,6 @@
      destroy   not a stream of a capture, of a group that has begun, or recorded for a block that is still used, unless
                it was retired and not used since
      legacy    gets no work while a blocking stream is captured, and is in no call when such a capture begins
-     cudaMallocAsync  what a graph allocates and does not free: one launch, then the free, after all use; or the free
-               and no launch; before the graph is destroyed. Nobody records such a block. (No call is made to fail in
-               its allocation and free: a graph whose allocation galloc has no host memory to note keeps the node)
      stream_check:off  nothing is captured, and each stream is retired before it is destroyed
    Two threads take turns, and may be stopped inside galloc before each lock, exchange and call. What one of them is
    about the other leaves alone as far as the manual asks for it: see `conflict`.
@@ -132,7 +129,6 @@ typedef struct graph {
     item items[ITEMS];
     int n, origin, mode, thread, broken;
     int groups; /* bits: may be of these */
-    int async;  /* allocates from the driver's pool: 1; and leaves something: 2 */
     int never;  /* to be launched */
     int launches, last_exec;
     moment *last;
@@ -154,7 +150,6 @@ typedef struct hold {
 static struct world {
     stream s[STREAMS];
     galloc_pool *pool[POOLS];
-    int async[POOLS];
     uint32_t pools; /* that are used */
     int promised;   /* stream_check:off: nothing is captured, and each stream retired before it is destroyed */
     char text[POOLS][256];
@@ -171,7 +166,6 @@ static struct host {
     sem_t go;
     dice d;
     int busy, calling;
-    int spared; /* nothing fails in the next call */
     hold holds[HOLDS];
     int n;
 } slot[2];
@@ -277,7 +271,7 @@ static int take(const void *what, grip how)
 
 static cudaError_t called(cudaError_t error)
 {
-    slot[me].calling = slot[me].spared = 0;
+    slot[me].calling = 0;
     calm = 0;
     if (sim_failed() || sim_failed_mallocs()) {
         if (error) done_refused++;
@@ -299,7 +293,7 @@ static int calling(const char *what)
         "cuMemAllocFromPoolAsync", "cuMemFreeAsync", "cuMemPoolTrimTo"};
     uint32_t which = any(22);
     (void)what;
-    if (faults && !slot[me].spared && !slot[1 - me].busy && any(6) == 0) {
+    if (faults && !slot[1 - me].busy && any(6) == 0) {
         calm = 1;
         if (any(3) == 0) sim_fail_malloc(1 + (long)any(4), any(2) != 0);
         else sim_fail(functions[which], 1 + (long)any(3), any(3) == 0, any(4) ? 0 : cudaErrorUnknown);
@@ -424,7 +418,6 @@ static graph *some_graph(enum state state)
 }
 
 static int number_of(const graph *g) { return (int)(g - w.g); }
-static int is_of_graph(const block *b) { return b->graph && w.async[b->pool]; }
 
 /* ---- what graphs touch ------------------------------------------------------------------------------------------- */
 
@@ -530,7 +523,7 @@ static int may_use_captured(const block *b, const stream *s)
     const graph *g = &w.g[b->graph];
     if (!b->there || (b->capturing && b->capturing != s->graph)) return 0;
     if (b->graph == s->graph) return 1;
-    return !is_of_graph(b) && (!b->graph || (g->state != CAPTURING && g->launches));
+    return !b->graph || (g->state != CAPTURING && g->launches);
 }
 
 static void use_captured(block *b, stream *s, int writes)
@@ -588,12 +581,10 @@ static void do_malloc(void)
     memset(b, 0, sizeof *b);
     tell("    block %d = malloc %zu (alignment %zu, room %zu) of pool %u on stream %ld%s\n", w.blocks, request.bytes,
          request.alignment, request.max_bytes, pool, s->born, s->graph ? ", captured" : "");
-    if (s->graph && w.async[pool]) slot[me].spared = 1;
     error = CALL(galloc_alloc(&ptr, &request));
     if (error) {
         if (ptr) fail("malloc gave a pointer and an error");
         if (error == cudaErrorStreamCaptureInvalidated && is_broken(s)) return;
-        if (error == cudaErrorStreamCaptureImplicit && is_legacy(s) && w.async[pool]) return;
         if (error != cudaErrorMemoryAllocation) (void)went(error, "malloc");
         return;
     }
@@ -607,7 +598,6 @@ static void do_malloc(void)
     if (s->graph) {
         done_captured++;
         (void)graph_item(&w.g[s->graph], b);
-        if (w.async[pool]) w.g[s->graph].async |= 1;
         b->capturing = s->graph;
     }
     if (may_work(s) && !is_broken(s)) given_out(s->graph ? &b->captured : &b->plain, s);
@@ -632,7 +622,7 @@ static int is_said(const block *b, const use *u, stream *const *at, int n)
     if (u->said) return 1;
     for (int i = 0; i < n; i++)
         if (at[i]->born == u->by && !at[i]->graph) return 1;
-    if (u->graph) return !is_of_graph(b) && (u->graph == b->graph || is_recorded_for(b, u->graph));
+    if (u->graph) return u->graph == b->graph || is_recorded_for(b, u->graph);
     return is_recorded_by(b, u->by, 0);
 }
 
@@ -664,15 +654,12 @@ static int prepare_free(block *b, stream *const *at, int n)
 /* May it be freed at all, now, but for the order? */
 static int may_free(const block *b, int captured)
 {
-    const graph *g = &w.g[b->graph];
     if (b->pins > (captured && b->capturing == captured && b->pins == 1 && !is_recorded_for(b, captured) &&
                            b->graph != captured
                        ? 1
                        : 0))
         return 0;
-    if (!is_of_graph(b)) return 1;
-    if (g->state == CAPTURING) return captured == b->graph;
-    return !captured && (g->launches || g->never || g->state == GONE);
+    return 1;
 }
 
 static int take_recorded(const block *b)
@@ -697,19 +684,10 @@ static int free_on(block *b, stream *const *at, int n)
         tell(" stream %ld%s", at[i]->born, at[i]->graph ? " (captured)" : "");
     }
     tell("\n");
-    if (is_of_graph(b)) error = galloc_free(b->ptr, handles[0]); /* what fails there is freed too late */
-    else error = n == 1 ? CALL(galloc_free(b->ptr, handles[0])) : CALL(galloc_free_after(b->ptr, handles, n));
-    if (error == cudaErrorStreamCaptureImplicit && is_of_graph(b) && is_legacy(at[0]) && blocking_captured()) return 0;
+    error = n == 1 ? CALL(galloc_free(b->ptr, handles[0])) : CALL(galloc_free_after(b->ptr, handles, n));
     if (!went(error, "free")) return 0;
     b->there = 0;
     return 1;
-}
-
-/* A result that the driver allocates is never launched once it was freed. */
-static void settle_of_graph(block *b)
-{
-    graph *g = &w.g[b->graph];
-    if (is_of_graph(b) && g->state == READY) g->never = 1;
 }
 
 static void do_free(void)
@@ -717,11 +695,9 @@ static void do_free(void)
     block *b = some_block();
     stream *at[3];
     int n = any(5) ? 1 : 2 + (int)any(2), captured = b && b->capturing ? 1 : any(8) == 0 ? -1 : 0;
-    if (!b || (is_of_graph(b) && n > 1)) return;
+    if (!b) return;
     for (int i = 0; i < n; i++)
         if (!(at[i] = some_stream(n > 1 && captured ? -1 : captured))) return;
-    if (is_of_graph(b) && w.g[b->graph].state == READY && !w.g[b->graph].launches && any(4)) return;
-    if (is_of_graph(b)) settle_of_graph(b);
     (void)free_on(b, at, n);
 }
 
@@ -730,7 +706,7 @@ static void do_record(void)
     block *b = some_block();
     stream *s = some_stream(maybe_captured());
     cudaError_t error;
-    if (!b || !s || is_of_graph(b) || b->records == USES) return;
+    if (!b || !s || b->records == USES) return;
     if (!take(&w.pool[b->pool], LIVES)) return;
     if (!s->graph && b->graph && w.g[b->graph].state == CAPTURING) return;
     if (s->graph && b->graph && b->graph != s->graph && w.g[b->graph].state == CAPTURING) return;
@@ -753,7 +729,7 @@ static void do_resize(void)
     stream *s = some_stream(0);
     size_t bytes;
     cudaError_t error;
-    if (!b || !s || b->capturing || b->pins || is_of_graph(b) || !may_work(s)) return;
+    if (!b || !s || b->capturing || b->pins || !may_work(s)) return;
     if (b->only && b->only != s->born) return;
     if (!take(&w.pool[b->pool], LIVES) || !take_recorded(b)) return;
     if (!prepare_free(b, &s, 1)) return;
@@ -817,26 +793,6 @@ static void do_fork(void)
     tell("    stream %ld comes after stream %ld in the capture of graph %d\n", t->born, s->born, s->graph);
 }
 
-static int has_results_of_the_driver(const graph *g)
-{
-    for (int i = 0; i < g->n; i++) {
-        const block *b = &w.b[g->items[i].block];
-        if (b->graph == number_of(g) && b->there && is_of_graph(b)) return 1;
-    }
-    return 0;
-}
-
-/* What the driver has allocated in a capture that comes to nothing must be freed before that ends. */
-static int free_of_graph(graph *g)
-{
-    stream *s = &w.s[g->origin];
-    for (int i = 0; i < g->n; i++) {
-        block *b = &w.b[g->items[i].block];
-        if (b->graph == number_of(g) && b->there && is_of_graph(b) && !free_on(b, &s, 1)) return 0;
-    }
-    return 1;
-}
-
 /* Joins the forks, ends the capture and makes an instance; or it comes to nothing. */
 static void end_capture(graph *g, int join, int keep)
 {
@@ -855,13 +811,12 @@ static void end_capture(graph *g, int join, int keep)
     tell("    end the capture of graph %d: %d\n", number, (int)error);
     if (error && join && !g->broken) fail("the end of a capture");
     capture_over(number);
-    if (has_results_of_the_driver(g)) g->async |= 2;
     if (error) {
         graph_over(g);
         return;
     }
     g->state = READY;
-    if (!keep && !(g->async & 2)) {
+    if (!keep) {
         OK(cudaGraphDestroy(g->handle));
         graph_over(g);
         return;
@@ -883,7 +838,6 @@ static void do_end(void)
     graph *g = some_graph(CAPTURING);
     int how = (int)any(8);
     if (!g || !may_be_called(&w.s[g->origin]) || !take_capture(g) || g->thread != me) return;
-    if ((g->broken || how == 0) && !free_of_graph(g)) return;
     end_capture(g, how != 0, how != 1);
 }
 
@@ -911,8 +865,7 @@ static int take_items(const graph *g)
 
 static int may_launch(const graph *g)
 {
-    if (g->state != READY || g->never || (g->async & 2 && g->launches)) return 0;
-    return 1;
+    return g->state == READY && !g->never;
 }
 
 /* Is or was a result of a later graph of its group, which a launch of this one may write to? Uses of it before it was
@@ -975,7 +928,7 @@ static void do_graph(void)
     graph *g = some_graph(READY);
     int how = (int)any(5);
     if (!g || !take_items(g)) return;
-    if (how == 0 && g->handle && !g->exec[1] && !g->async) {
+    if (how == 0 && g->handle && !g->exec[1]) {
         cudaGraph_t from = g->handle;
         int clone = (int)any(2);
         if (clone) OK(cudaGraphClone(&from, g->handle));
@@ -983,7 +936,6 @@ static void do_graph(void)
         if (clone) OK(cudaGraphDestroy(from));
         return;
     }
-    if (has_results_of_the_driver(g)) return;
     tell("    destroy %s of graph %d\n", how < 3 ? "the handle" : how == 3 ? "instance 0" : "instance 1", number_of(g));
     if (how < 3 && g->handle) {
         OK(cudaGraphDestroy(g->handle));
@@ -1010,7 +962,7 @@ static void do_group_begin(void)
         memset(own, 0, sizeof *own);
         own->pool = (int)any(w.pools);
     }
-    if (w.async[own->pool] || !take(&w.pool[own->pool], LIVES)) return;
+    if (!take(&w.pool[own->pool], LIVES)) return;
     for (int i = 1; i < GROUPS; i++) /* not a second one in a capture */
         if (s->graph && w.group[i].begun && w.g[s->graph].groups >> i & 1) return;
     if (s->graph && !take(&w.g[s->graph], CHANGES)) return;
@@ -1214,7 +1166,6 @@ static void new_pool(int k)
         config.quarantine_bytes = MIB(1);
     }
     tell("    pool %d: %s%s\n", k, w.text[k], config.debug ? ", debug" : "");
-    w.async[k] = config.backend == GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
     w.pool[k] = NULL;
     if (galloc_pool_create(&w.pool[k], &config)) fail("no pool");
 }
@@ -1334,7 +1285,7 @@ static void do_inside(void)
     case 8: error = CALL(galloc_pool_decisions(pool, decisions, 3, &n)); break;
     default:
         if (any(2)) call.on_oom = when_memory_runs_out;
-        if (!any(3) && !w.async[k]) call.on_map = call.on_unmap = when_pages_change;
+        if (!any(3)) call.on_map = call.on_unmap = when_pages_change;
         error = CALL(galloc_pool_set_callbacks(pool, &call));
         break;
     }
@@ -1465,7 +1416,6 @@ static void end_own_captures(void)
         if (g->state != CAPTURING || g->thread != me) continue;
         for (int k = 0; k < STREAMS; k++)
             if (w.s[k].graph == i && !may_be_called(&w.s[k])) join = 0;
-        if ((g->broken || !join) && !free_of_graph(g)) fail("what the driver allocated is not freed");
         end_capture(g, join, 1);
     }
 }
@@ -1488,13 +1438,6 @@ static void free_what_is_left(void)
     for (int k = PLAIN; k < STREAMS; k++)
         if (w.s[k].born) at = &w.s[k];
     if (!at) new_stream(at = &w.s[PLAIN]);
-    for (int i = 1; i <= w.blocks; i++) {
-        block *b = &w.b[i];
-        slot[0].n = 0;
-        if (!b->there || !is_of_graph(b)) continue;
-        settle_of_graph(b);
-        if (!free_on(b, &at, 1)) fail("a result cannot be freed");
-    }
     for (int i = 1; i <= w.graphs; i++) {
         graph *g = &w.g[i];
         if (g->state != READY) continue;

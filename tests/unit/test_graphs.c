@@ -236,8 +236,9 @@ TEST(a_captured_stream_that_is_set_back_shares_nothing)
    has freed, but neither what the other one has. */
 TEST(parts_of_a_graph_share_with_an_earlier_graph_only)
 {
-    static const char *const conf[] = {"", "like:pytorch", "strategy:pooled", "backend:cudaMalloc"};
-    for (int i = 0; i < 4; i++) {
+    static const char *const conf[] = {"", "like:pytorch", "strategy:pooled", "backend:cudaMalloc",
+                                       "backend:cudaMallocAsync"};
+    for (int i = 0; i < 5; i++) {
         begin();
         cudaStream_t s = stream_new(), t = stream_new();
         galloc_config config = galloc_config_default();

@@ -148,16 +148,6 @@ static cudaError_t begin_besides(void)
     return error;
 }
 
-static cudaError_t begin_with_the_driver(void)
-{
-    galloc_config config = galloc_config_default();
-    config.backend = GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
-    galloc_pool *pool = pool_new(&config);
-    cudaError_t error = graph_begin(NULL, pool, v->stream);
-    pool_end(pool);
-    return error;
-}
-
 static cudaError_t parse(galloc_config *config, const char *text)
 {
     return galloc_config_parse(config, text, o->text, sizeof o->text);
@@ -184,7 +174,6 @@ static cudaError_t parse(galloc_config *config, const char *text)
     X(galloc_graph_begin, KEPT, cudaErrorInvalidResourceHandle, graph_begin(v->gone, v->pool, v->stream))              \
     X(galloc_graph_begin, KEPT, cudaErrorNotPermitted, begin_again())                                                  \
     X(galloc_graph_begin, KEPT, cudaErrorNotPermitted, begin_besides())                                                \
-    X(galloc_graph_begin, KEPT, cudaErrorNotSupported, begin_with_the_driver())                                        \
     X(galloc_config_parse, MESSAGE, INVALID_VALUE, parse(&o->config, NULL))                                            \
     X(galloc_config_parse, MESSAGE, INVALID_VALUE, parse(NULL, "growth:2M"))                                           \
     X(galloc_config_parse, MESSAGE, INVALID_VALUE, parse(&o->config, "memory_limit:1G,nonsense:1"))                    \

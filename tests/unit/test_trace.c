@@ -975,35 +975,6 @@ TEST(a_free_has_its_row_before_the_driver_has_the_address)
     finish();
 }
 
-/* A free in a capture that the driver refuses has none, and the next one that it does not has one. */
-TEST(a_free_that_the_driver_refuses_a_node_for_has_no_row)
-{
-    galloc_config config = galloc_config_default();
-    cudaGraph_t graph = NULL;
-    begin();
-    log_to("log.csv");
-    config.backend = GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
-    galloc_pool *pool = pool_new(&config);
-    cudaStream_t a = stream_new();
-    OK(cudaStreamBeginCapture(a, cudaStreamCaptureModeGlobal));
-    void *p = get(pool, 1000, a);
-    OK(galloc_annotate("now"));
-    size_t rows = rows_in(path);
-    for (int refused = 1; refused >= 0; refused--) {
-        if (refused) sim_fail("cuMemFreeAsync", 1, 0, cudaErrorInvalidValue);
-        EXPECT_EQ(galloc_free(p, a), refused ? cudaErrorInvalidValue : cudaSuccess);
-        sim_fail_clear();
-        OK(galloc_annotate("now"));
-        EXPECT_EQ(rows_in(path), rows + !refused);
-    }
-    OK(cudaStreamEndCapture(a, &graph));
-    OK(cudaGraphDestroy(graph));
-    stream_end(a);
-    OK(galloc_pool_destroy(pool));
-    log_ends();
-    finish();
-}
-
 enum { THREADS = 4, STEPS = 3000 };
 
 static void *pairs_of_a_thread(void *pool)
