@@ -187,14 +187,14 @@ inline cudaError_t wait_for(cudaStream_t stream)
 
 /* For owners that end, which can report nothing: a call that failed changed nothing, so it is made again. After a
    second failure the block stays used, and the log has named the cause twice. */
-template <class Call> void twice(Call call) noexcept
+template <class Call> cudaError_t twice(Call call) noexcept
 {
-    if (call() != cudaSuccess) (void)call();
+    return call() == cudaSuccess ? cudaSuccess : call();
 }
 
 inline void give(void *p, cudaStream_t stream) noexcept
 {
-    twice([=] { return galloc_free(p, stream); });
+    (void)twice([=] { return galloc_free(p, stream); });
 }
 
 /* A function of the driver, which the program need not link. */
@@ -213,11 +213,14 @@ template <class Function> Function *driver_function(const char *name)
     return reinterpret_cast<Function *>(function);
 }
 
+/* NULL: the thread has none, as before the first call of CUDA. */
 inline CUcontext current_context()
 {
     static auto *const get = driver_function<decltype(cuCtxGetCurrent)>("cuCtxGetCurrent");
     CUcontext context = nullptr;
-    return get(&context) == CUDA_SUCCESS ? context : nullptr;
+    const CUresult result = get(&context);
+    if (result != CUDA_ERROR_NOT_INITIALIZED) check_cuda(static_cast<cudaError_t>(result));
+    return context;
 }
 
 /* A context. Its id tells whether it still exists, since another one may come to the same address. */
@@ -232,51 +235,91 @@ inline CUresult id_of(CUcontext context, unsigned long long *id)
     return get(context, id);
 }
 
+inline bool is_end(CUresult result)
+{
+    return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
 inline bool is_alive(const context_ref &ref)
 {
     unsigned long long id = 0;
     if (!ref.context) return false;
     CUresult result = id_of(ref.context, &id);
-    if (result == CUDA_SUCCESS) return id == ref.id;
-    return result != CUDA_ERROR_INVALID_CONTEXT && result != CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return result == CUDA_SUCCESS ? id == ref.id : !is_end(result);
 }
 
-/* The context whose default stream a handle means now. None: the handle is of another stream, or no context is current.
-   */
-inline context_ref context_of_default(cudaStream_t stream) noexcept
+/* The context whose default stream a handle means now. A thread without a context gets that of its device, as from
+   galloc. None: the handle is of another stream. */
+inline context_ref context_of_default(cudaStream_t stream)
 {
     context_ref ref = {nullptr, 0};
     if (stream && stream != cudaStreamLegacy && stream != cudaStreamPerThread) return ref;
-    try {
+    ref.context = current_context();
+    CUresult result = ref.context ? id_of(ref.context, &ref.id) : CUDA_ERROR_INVALID_CONTEXT;
+    if (is_end(result)) {
+        int device = 0;
+        check_cuda(quietly([&] { return cudaGetDevice(&device); }));
+        check_cuda(quietly([=] { return cudaSetDevice(device); }));
         ref.context = current_context();
-        if (ref.context && id_of(ref.context, &ref.id) != CUDA_SUCCESS) ref.context = nullptr;
-    } catch (...) { /* out_of_memory is no error */
-        ref.context = nullptr;
+        result = id_of(ref.context, &ref.id);
     }
+    check_cuda(static_cast<cudaError_t>(result));
     return ref;
 }
+
+/* The way back to the context of a thread, or to its device if it has no context. The end of this object goes back if
+   leave() has not. A call that failed changed nothing, so it is made again. */
+class way_back {
+public:
+    way_back() = default;
+    ~way_back() { (void)go(); }
+    way_back(const way_back &) = delete;
+    way_back &operator=(const way_back &) = delete;
+
+    /* device: -1: a thread without a context stays without. */
+    void begin(CUcontext context, int device)
+    {
+        static auto *const set = driver_function<decltype(cuCtxSetCurrent)>("cuCtxSetCurrent");
+        set_ = set;
+        context_ = context;
+        device_ = device;
+    }
+    void enter(CUcontext context) { check_cuda(static_cast<cudaError_t>(set_(context))); }
+    /* Throws if another context stays current. */
+    void leave() { check_cuda(go()); }
+
+private:
+    cudaError_t go() noexcept
+    {
+        if (!set_) return cudaSuccess;
+        const cudaError_t code = twice([this]() -> cudaError_t {
+            if (context_ || device_ < 0) return static_cast<cudaError_t>(set_(context_));
+            return quietly([this] { return cudaSetDevice(device_); });
+        });
+        if (code == cudaSuccess) set_ = nullptr;
+        return code;
+    }
+
+    decltype(cuCtxSetCurrent) *set_ = nullptr; /* NULL: nothing was changed */
+    CUcontext context_ = nullptr;
+    int device_ = -1;
+};
 
 /* Makes a context current for the time of its life; none, or one that has ended: leaves the current one. */
 class context_guard {
 public:
     explicit context_guard(const context_ref &ref)
     {
-        if (!ref.context || current_context() == ref.context || !is_alive(ref)) return;
-        static auto *const push = driver_function<decltype(cuCtxPushCurrent)>("cuCtxPushCurrent");
-        static auto *const pop = driver_function<decltype(cuCtxPopCurrent)>("cuCtxPopCurrent");
-        check_cuda(static_cast<cudaError_t>(push(ref.context)));
-        pop_ = pop;
+        if (!ref.context) return;
+        const CUcontext before = current_context();
+        if (before == ref.context || !is_alive(ref)) return;
+        back_.begin(before, -1);
+        back_.enter(ref.context);
     }
-    ~context_guard()
-    {
-        CUcontext context;
-        if (pop_) (void)pop_(&context);
-    }
-    context_guard(const context_guard &) = delete;
-    context_guard &operator=(const context_guard &) = delete;
+    void leave() { back_.leave(); }
 
 private:
-    decltype(cuCtxPopCurrent) *pop_ = nullptr; /* NULL: nothing was pushed */
+    way_back back_;
 };
 
 /* Makes a device current for the time of its life; -1: leaves it. primary: and its primary context, where a context of
@@ -291,31 +334,19 @@ public:
         if (code == cudaErrorCudartUnloading) return;
         check_cuda(code);
         if (current == device && !primary) return;
-        static auto *const set = driver_function<decltype(cuCtxSetCurrent)>("cuCtxSetCurrent");
-        context_ = current_context();
+        back_.begin(current_context(), current);
         check_cuda(quietly([=] { return cudaSetDevice(device); }));
-        before_ = current;
-        set_ = set;
     }
-    ~device_guard()
-    {
-        if (before_ < 0) return;
-        if (context_) (void)set_(context_);
-        else (void)quietly([this] { return cudaSetDevice(before_); });
-    }
-    device_guard(const device_guard &) = delete;
-    device_guard &operator=(const device_guard &) = delete;
+    void leave() { back_.leave(); }
 
 private:
-    int before_ = -1;
-    CUcontext context_ = nullptr;
-    decltype(cuCtxSetCurrent) *set_ = nullptr;
+    way_back back_;
 };
 
 /* Frees on a stream of that context; none: of the current one. */
 inline void give_in(const context_ref &ref, void *p, cudaStream_t stream) noexcept
 {
-    twice([=]() -> cudaError_t {
+    (void)twice([=]() -> cudaError_t {
         try {
             context_guard guard(ref);
             return galloc_free(p, stream);
@@ -341,12 +372,23 @@ inline bool is_per_thread(cudaStream_t stream) noexcept
     return stream == cudaStreamPerThread || (!stream && !is_legacy(stream));
 }
 
-/* The number of the calling thread, which no other one gets. */
-inline unsigned long long this_thread() noexcept
+/* A thread, as one library of the program names it: each library that hides its symbols has a counter of its own. Equal
+   ones are one thread, since counters are never freed and no number comes again. */
+struct thread_ref {
+    const void *counter;
+    unsigned long long number;
+    bool operator!=(const thread_ref &other) const noexcept
+    {
+        return counter != other.counter || number != other.number;
+    }
+};
+
+/* The calling thread. */
+inline thread_ref this_thread()
 {
-    static std::atomic<unsigned long long> threads{0};
-    static thread_local const unsigned long long number = ++threads;
-    return number;
+    static std::atomic<unsigned long long> &counter = *new std::atomic<unsigned long long>{0};
+    static thread_local const unsigned long long number = ++counter;
+    return {&counter, number};
 }
 
 /* Frees a block as the libraries' own allocators do: a free on the legacy stream is work there, which comes after the
@@ -397,7 +439,7 @@ public:
     }
     ~pool()
     {
-        if (pool_) detail::twice([this] { return galloc_pool_destroy(pool_); });
+        if (pool_) (void)detail::twice([this] { return galloc_pool_destroy(pool_); });
     }
 
     galloc_pool *get() const noexcept { return pool_; }
@@ -423,7 +465,7 @@ public:
     ~stream()
     {
         if (!stream_) return;
-        detail::twice([this] { return galloc_stream_retire(stream_); });
+        (void)detail::twice([this] { return galloc_stream_retire(stream_); });
         (void)detail::quietly([this] { return cudaStreamDestroy(stream_); });
     }
 
@@ -441,13 +483,14 @@ private:
 /* Frees a block on a stream: work queued there before the end of the owner may still use it. If another stream uses the
    block, order that work before this stream's, or call galloc_record_stream. As galloc_free, the end of an owner on the
    legacy stream orders no blocking streams. A default stream is that of the context which was current when the deleter
-   was made. The per-thread default stream is that of the thread that ends the owner. */
+   was made; if CUDA does not say which one that is, the constructor throws. The per-thread default stream is that of
+   the thread that ends the owner. */
 struct deleter {
     cudaStream_t stream = nullptr;
     detail::context_ref context = {nullptr, 0}; /* of a default stream; none: the current one */
 
     deleter() = default;
-    deleter(cudaStream_t on) noexcept : stream(on), context(detail::context_of_default(on)) {}
+    deleter(cudaStream_t on) : stream(on), context(detail::context_of_default(on)) {}
     void operator()(void *p) const noexcept { detail::give_in(context, p, stream); }
 };
 
@@ -458,6 +501,7 @@ template <class T> using unique_ptr = std::unique_ptr<T[], deleter>;
 template <class T> unique_ptr<T> make_unique(std::size_t n, cudaStream_t stream, galloc_pool *pool = nullptr)
 {
     static_assert(std::is_trivially_destructible<T>::value, "device memory holds plain data");
+    const deleter frees(stream);
     galloc_request request = galloc_request();
     void *p = nullptr;
     request.bytes = detail::bytes_of<T>(n);
@@ -465,14 +509,15 @@ template <class T> unique_ptr<T> make_unique(std::size_t n, cudaStream_t stream,
     request.stream = stream;
     request.pool = pool;
     check(galloc_alloc(&p, &request));
-    return unique_ptr<T>(static_cast<T *>(p), deleter{stream});
+    return unique_ptr<T>(static_cast<T *>(p), frees);
 }
 
 /* An array that grows in place: its address stays, nothing is copied. Addresses for `max` elements are reserved at the
    start, memory is not. */
 template <class T> class growable {
 public:
-    growable(std::size_t max, cudaStream_t stream, galloc_pool *pool = nullptr) : stream_(stream), max_(max)
+    growable(std::size_t max, cudaStream_t stream, galloc_pool *pool = nullptr)
+        : stream_(stream), context_(detail::context_of_default(stream)), max_(max)
     {
         static_assert(std::is_trivially_copyable<T>::value, "device memory holds plain data");
         galloc_request request = galloc_request();
@@ -482,7 +527,6 @@ public:
         request.stream = stream;
         request.pool = pool;
         check(galloc_alloc(&data_, &request));
-        context_ = detail::context_of_default(stream);
     }
     growable(growable &&other) noexcept
         : data_(other.data_), stream_(other.stream_), context_(other.context_), size_(other.size_), max_(other.max_)
@@ -501,13 +545,15 @@ public:
     }
     ~growable() { detail::give_in(context_, data_, stream_); }
 
-    /* New elements are uninitialised. Only growth beyond a multiple of 2 MiB enters the driver, if at all. */
+    /* New elements are uninitialised. Only growth beyond a multiple of 2 MiB enters the driver, if at all. If CUDA does
+       not make the thread's context current again, it throws, and the array has its new size. */
     void resize(std::size_t n)
     {
         if (n > max_) throw out_of_memory("galloc::growable: more elements than its maximum");
         detail::context_guard guard(context_);
         check(galloc_resize(data_, n ? n * sizeof(T) : 1, stream_));
         size_ = n;
+        guard.leave();
     }
     T *data() const noexcept { return static_cast<T *>(data_); }
     std::size_t size() const noexcept { return size_; }
@@ -516,7 +562,7 @@ public:
 private:
     void *data_ = nullptr;
     cudaStream_t stream_;
-    detail::context_ref context_ = {nullptr, 0}; /* of a default stream; else none */
+    detail::context_ref context_; /* of a default stream; else none */
     std::size_t size_ = 0, max_;
 };
 
@@ -534,13 +580,14 @@ struct private_entry {
 inline private_entry make_private_entry(int device)
 {
     private_entry entry = private_entry();
-    const device_guard guard(device, true);
+    device_guard guard(device, true);
+    entry.context = context_of_default(cudaStreamLegacy);
     check_cuda(beside_captures([&] { return cudaStreamCreateWithFlags(&entry.stream, cudaStreamNonBlocking); }));
-    entry.context.context = current_context();
-    CUresult result = id_of(entry.context.context, &entry.context.id);
-    if (result != CUDA_SUCCESS) {
+    try {
+        guard.leave();
+    } catch (...) {
         (void)quietly([&] { return cudaStreamDestroy(entry.stream); });
-        throw error(static_cast<cudaError_t>(result), "");
+        throw;
     }
     return entry;
 }
@@ -727,12 +774,14 @@ private:
 
 /* The constructors and member functions of cub::CachingDeviceAllocator, which CCCL has deprecated. As there, DeviceFree
    names no stream: the block is freed on the stream of its allocation, which must still exist. Memory that this object
-   has not allocated is freed after a wait for the device. If that is the
-   per-thread default stream of another thread, it is freed on the legacy stream, which comes after it. On the legacy
-   stream an event is recorded, which orders blocking streams; while one is captured, the free fails. Differences: bins
-   do not exist, so their arguments have no effect, and neither has `debug`, which the first constructor of older
-   releases of CUB has as a sixth; `max_cached_bytes` is applied by SetMaxCachedBytes and by frees, to the default pool
-   of the device, and returns whole pages; the default constructor sets no such bound. */
+   has not allocated is freed after a wait for the device. If the stream is the per-thread default stream of another
+   thread, the block is freed on the legacy stream, which comes after it; so is one that was allocated on such a stream
+   in another shared library whose symbols are hidden. On the legacy stream an event is recorded, which orders blocking
+   streams; while one is captured, the free fails. If CUDA does not make the thread's context current again,
+   DeviceAllocate fails; DeviceFree returns the error, though the block is free. Differences: bins do not exist, so
+   their arguments have no effect, and neither has `debug`, which the first constructor of older releases of CUB has as
+   a sixth; `max_cached_bytes` is applied by SetMaxCachedBytes and by frees, to the default pool of the device, and
+   returns whole pages; the default constructor sets no such bound. */
 class CachingDeviceAllocator {
 public:
     static constexpr unsigned INVALID_BIN = unsigned(-1);
@@ -770,18 +819,18 @@ public:
 
     cudaError_t DeviceAllocate(int device, void **p, std::size_t bytes, cudaStream_t active_stream = nullptr)
     {
-        galloc_pool *pool = nullptr;
-        block b = {active_stream, detail::this_thread(), {nullptr, 0}, nullptr, 0};
+        block b = {active_stream, {nullptr, 0}, {nullptr, 0}, nullptr, 0};
         if (!p) return cudaErrorInvalidValue;
         *p = nullptr;
         try {
             detail::device_guard guard(device); /* the default streams are those of the current device */
-            cudaError_t code = galloc_pool_default(&pool, device < 0 ? -1 : device);
-            /* CUB's algorithms ask for a size, and do no work, when the address of their temporaries is NULL. */
-            if (code == cudaSuccess) code = galloc_pool_malloc(pool, p, bytes ? bytes : 1, active_stream);
-            if (code != cudaSuccess) return code;
+            b.thread = detail::this_thread();
             b.context = detail::context_of_default(active_stream);
-            b.pool = pool;
+            cudaError_t code = galloc_pool_default(&b.pool, device < 0 ? -1 : device);
+            /* CUB's algorithms ask for a size, and do no work, when the address of their temporaries is NULL. */
+            if (code == cudaSuccess) code = galloc_pool_malloc(b.pool, p, bytes ? bytes : 1, active_stream);
+            if (code != cudaSuccess) return code;
+            guard.leave();
             remember(*p, b);
             return cudaSuccess;
         } catch (const error &e) {
@@ -806,6 +855,7 @@ public:
             cudaError_t code = detail::free_in_order(p, stream_of(b));
             if (code != cudaSuccess) return code; /* the stream is kept for another try */
             forget(p, b);
+            guard.leave();
         } catch (const error &e) {
             return e.code();
         } catch (...) {
@@ -836,14 +886,14 @@ public:
 private:
     struct block {
         cudaStream_t stream;
-        unsigned long long thread;
+        detail::thread_ref thread;
         detail::context_ref context; /* of a default stream; else none */
         galloc_pool *pool;
         unsigned long long number; /* of the allocation */
     };
 
     /* The per-thread default stream of another thread has no name here. The legacy stream comes after it. */
-    static cudaStream_t stream_of(const block &b) noexcept
+    static cudaStream_t stream_of(const block &b)
     {
         return detail::is_per_thread(b.stream) && b.thread != detail::this_thread() ? cudaStreamLegacy : b.stream;
     }

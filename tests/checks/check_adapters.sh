@@ -76,17 +76,23 @@ fi
 
 # ---- examples/cpp ---------------------------------------------------------------------------------------------------
 
-"$cxx" -std=c++11 -g -Wall -Wextra -Wshadow -Werror -Iexamples/cpp $include tests/plugin/cpp_host.cpp \
-    tests/plugin/cpp_per_thread.cpp "$device"/*.o -o "$work/cpp_host" -lpthread -lm -ldl || exit 1
+for library in one two; do
+    "$cxx" -std=c++11 -g -Wall -Wextra -Wshadow -Werror -fPIC -shared -fvisibility=hidden -DLIBRARY=$library \
+        -Iexamples/cpp $include tests/plugin/cpp_library.cpp -o "$work/libcpp_$library.so" || exit 1
+done
+"$cxx" -std=c++11 -g -Wall -Wextra -Wshadow -Werror -rdynamic -Iexamples/cpp $include tests/plugin/cpp_host.cpp \
+    tests/plugin/cpp_per_thread.cpp "$device"/*.o -L"$work" -lcpp_one -lcpp_two $runs_here -o "$work/cpp_host" \
+    -lpthread -lm -ldl || exit 1
 count "$work/cpp_host"
 
 # With the toolkit's CCCL also the memory resources, in the generation that it has.
 home=${CUDA_HOME:-/usr/local/cuda}
 if [ -e "$home/include/cccl/cuda/memory_resource" ]; then
     toolkit=$(INCLUDE=$home/include tests/support/device.sh "$work/toolkit_sim") &&
-        "$cxx" -std=c++17 -g -DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE -Iexamples/cpp -I. -Itests/sim \
+        "$cxx" -std=c++17 -g -rdynamic -DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE -Iexamples/cpp -I. -Itests/sim \
             -Itests/support -isystem "$home/include/cccl" -isystem "$home/include" tests/plugin/cpp_host.cpp \
-            tests/plugin/cpp_per_thread.cpp "$toolkit"/*.o -o "$work/cpp_host_cccl" -lpthread -lm -ldl || exit 1
+            tests/plugin/cpp_per_thread.cpp "$toolkit"/*.o -L"$work" -lcpp_one -lcpp_two $runs_here \
+            -o "$work/cpp_host_cccl" -lpthread -lm -ldl || exit 1
     count "$work/cpp_host_cccl"
 fi
 

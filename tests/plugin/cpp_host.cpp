@@ -125,7 +125,13 @@ static CUcontext current()
     return context;
 }
 
-/* A context of the program's own stays current, and a default stream is that of the context where the owner was made. */
+static bool has_no_context()
+{
+    CUcontext context = nullptr;
+    return cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context; /* an error: before the first call of CUDA */
+}
+
+/* A context of the program's own stays current. A default stream is that of the context where the owner was made. */
 TEST(owners_and_contexts_of_the_programs_own)
 {
     for (int kind = 0; kind < 3; kind++) {
@@ -165,6 +171,192 @@ TEST(owners_and_contexts_of_the_programs_own)
             }
             finish();
         }
+    }
+}
+
+static std::size_t live(int device)
+{
+    galloc_pool *pool = nullptr;
+    galloc_stats stats = galloc_stats();
+    OK(galloc_pool_default(&pool, device));
+    OK(galloc_pool_stats(pool, &stats));
+    return stats.live.current;
+}
+
+/* Makes an owner on stream 0 of device 1, where the nth call of `call` fails. Uses its memory, and ends the owner while
+   device 0 is current. *block: the memory, if it was allocated. Returns whether a call failed. */
+static bool fail_while_an_owner_is_made(int kind, const char *call, int n, void **block)
+{
+    galloc::CachingDeviceAllocator cub(true);
+    galloc::unique_ptr<char> a;
+    std::unique_ptr<galloc::growable<char>> array;
+    void *&p = *block;
+    OK(cudaSetDevice(1));
+    if (kind == 3) a = galloc::unique_ptr<char>(galloc::make_unique<char>(MiB(4), nullptr).release(), {});
+    sim_fail(call, n, 0, cudaErrorUnknown);
+    try {
+        if (kind == 0) a = galloc::make_unique<char>(MiB(4), nullptr), p = a.get();
+        if (kind == 1) array.reset(new galloc::growable<char>(MiB(4), nullptr)), p = array->data();
+        if (kind == 2) (void)cub.DeviceAllocate(1, &p, MiB(4));
+        if (kind == 3) a.get_deleter() = nullptr, p = a.get();
+    } catch (const galloc::error &) {
+    }
+    const bool failed = sim_failed() > 0;
+    sim_fail_clear();
+    OK(cudaPeekAtLastError());
+    if (array) array->resize(MiB(4));
+    if (p) put(nullptr, p, MiB(4), 1);
+    if (p) OK(cudaSetDevice(0));
+    a.reset();
+    array.reset();
+    if (kind == 2 && p) OK(cub.DeviceFree(p));
+    return failed;
+}
+
+/* An owner is not made while the context of its stream 0 is not known: it would free on that of another one. */
+TEST(an_owner_on_stream_0_has_its_context_or_is_not_made)
+{
+    for (int kind = 0; kind < 4; kind++) {
+        for (const char *call : {"cuCtxGetCurrent", "cuCtxGetId", "cudaGetDevice"}) {
+            bool failed = true;
+            for (int n = 1; failed && n < 20; n++) {
+                begin(2);
+                OK(cudaSetDevice(1));
+                {
+                    void *p = nullptr;
+                    OK(galloc_free(galloc::make_unique<char>(1000, nullptr).release(), nullptr));
+                    failed = fail_while_an_owner_is_made(kind, call, n, &p);
+                    if (!EXPECT_EQ(live(1), 0)) printf("    kind %d, %s, call %d\n", kind, call, n);
+                    OK(cudaSetDevice(1));
+                    galloc::unique_ptr<char> b = galloc::make_unique<char>(MiB(4), nullptr);
+                    if (!EXPECT(!p || b.get() == p)) printf("    kind %d, %s, call %d\n", kind, call, n);
+                    put(nullptr, b.get(), MiB(4), 2);
+                }
+                finish();
+            }
+            EXPECT(!failed);
+        }
+    }
+}
+
+/* Stream 0 of a thread without a context is that of its device. */
+TEST(an_owner_of_a_thread_without_a_context)
+{
+    for (int kind = 0; kind < 2; kind++) {
+        begin(2);
+        OK(cudaSetDevice(1));
+        {
+            galloc::stream other;
+            void *p = nullptr;
+            std::thread([&] {
+                galloc::unique_ptr<char> a;
+                std::unique_ptr<galloc::growable<char>> array;
+                EXPECT(has_no_context());
+                if (kind == 0) a = galloc::make_unique<char>(MiB(4), nullptr), p = a.get();
+                if (kind == 1) array.reset(new galloc::growable<char>(MiB(8), nullptr)), array->resize(MiB(4));
+                if (kind == 1) p = array->data();
+                put(nullptr, p, MiB(4), 1);
+                OK(cudaSetDevice(1));
+            }).join();
+            EXPECT_EQ(state_of(p), GALLOC_STATE_FREE);
+            OK(cudaDeviceSynchronize());
+            OK(cudaSetDevice(0));
+            galloc::stream stream;
+            galloc::unique_ptr<char> b = galloc::make_unique<char>(MiB(4), stream);
+            put(stream, b.get(), MiB(4), 2);
+        }
+        finish();
+    }
+}
+
+/* From the second such call on, `fails` calls fail: those by which a call of galloc.hpp goes back. */
+static void fail_the_way_back(const char *call, int fails)
+{
+    sim_fail(call, 2, fails > 1, cudaErrorUnknown);
+}
+
+static int ends_the_fault()
+{
+    int device = -1;
+    EXPECT(sim_failed() > 0);
+    sim_fail_clear();
+    OK(cudaPeekAtLastError());
+    OK(cudaGetDevice(&device));
+    return device;
+}
+
+/* One failure changes nothing, and the error of two comes from the call, whose work is done or undone. */
+TEST(a_call_that_cannot_go_back_to_the_context_reports_it)
+{
+    for (int fails = 1; fails <= 2; fails++) {
+        const bool back = fails == 1;
+        begin(2);
+        {
+            galloc::CachingDeviceAllocator cub;
+            void *p = nullptr;
+            OK(cudaSetDevice(1));
+            galloc::growable<char> array(MiB(4), nullptr);
+            galloc::unique_ptr<char> owner = galloc::make_unique<char>(1000, nullptr);
+            const std::size_t before = live(1);
+            OK(cudaSetDevice(0));
+            bool caught = false;
+
+            fail_the_way_back("cuCtxSetCurrent", fails);
+            try {
+                array.resize(MiB(1));
+            } catch (const galloc::error &e) {
+                caught = e.code() == cudaErrorUnknown;
+            }
+            EXPECT_EQ(caught, !back);
+            EXPECT_EQ(ends_the_fault(), back ? 0 : 1);
+            EXPECT_EQ(array.size(), MiB(1));
+            OK(cudaSetDevice(0));
+
+            sim_fail("cuCtxSetCurrent", 1, fails > 1, cudaErrorUnknown); /* cudaSetDevice goes there */
+            EXPECT_EQ(cub.DeviceAllocate(1, &p, 1000), back ? cudaSuccess : cudaErrorUnknown);
+            EXPECT_EQ(p != nullptr, back);
+            EXPECT_EQ(ends_the_fault(), back ? 0 : 1);
+            OK(cudaSetDevice(0));
+            if (p) OK(cub.DeviceFree(p));
+
+            OK(cub.DeviceAllocate(1, &p, 1000));
+            fail_the_way_back("cuCtxSetCurrent", fails);
+            EXPECT_EQ(cub.DeviceFree(p), back ? cudaSuccess : cudaErrorUnknown);
+            EXPECT_EQ(ends_the_fault(), back ? 0 : 1);
+            EXPECT_EQ(state_of(p), GALLOC_STATE_FREE);
+            OK(cudaSetDevice(0));
+
+            fail_the_way_back("cuCtxSetCurrent", fails);
+            owner.reset(); /* it can report nothing */
+            EXPECT_EQ(ends_the_fault(), back ? 0 : 1);
+            EXPECT_EQ(live(1), before - 1000 + MiB(1) - 1);
+            OK(cudaSetDevice(0));
+        }
+        finish();
+    }
+}
+
+/* A thread without a context goes back to its device. */
+TEST(a_thread_without_a_context_keeps_its_device)
+{
+    for (int fails = 0; fails <= 2; fails++) {
+        begin(2);
+        {
+            galloc::CachingDeviceAllocator cub;
+            void *p = nullptr;
+            int device = -1;
+            std::thread([&] {
+                EXPECT(has_no_context());
+                if (fails) fail_the_way_back("cudaSetDevice", fails);
+                EXPECT_EQ(cub.DeviceAllocate(1, &p, 1000), fails == 2 ? cudaErrorUnknown : cudaSuccess);
+                sim_fail_clear();
+                OK(cudaGetDevice(&device));
+                EXPECT_EQ(device, fails == 2);
+                if (p) OK(cub.DeviceFree(p));
+            }).join();
+            EXPECT_EQ(live(1), 0);
+        }
+        finish();
     }
 }
 
@@ -489,7 +681,7 @@ TEST(cub_s_allocator_can_be_used_in_callbacks)
 /* CUDA calls that run out of memory throw out_of_memory, which is no error: frees report that, or try again. */
 TEST(frees_throw_nothing_when_cuda_runs_out_of_memory)
 {
-    for (const char *call : {"cuCtxPushCurrent", "cuCtxGetCurrent", "cuCtxGetId", "cudaGetDevice", "cudaSetDevice"}) {
+    for (const char *call : {"cuCtxSetCurrent", "cuCtxGetCurrent", "cuCtxGetId", "cudaGetDevice", "cudaSetDevice"}) {
         begin(2);
         {
             galloc::CachingDeviceAllocator cub;
@@ -563,6 +755,36 @@ TEST(cub_s_allocator_frees_memory_of_a_threads_own_stream_in_another_thread)
         }
         OK(cudaSetDevice(0));
         for (void *block : later) OK(cub.DeviceFree(block));
+    }
+    finish();
+}
+
+/* cpp_library.cpp, in two shared libraries with hidden symbols */
+extern "C" cudaError_t allocate_in_one(galloc::CachingDeviceAllocator *cub, void **p, std::size_t bytes);
+extern "C" cudaError_t free_in_one(galloc::CachingDeviceAllocator *cub, void *p);
+extern "C" cudaError_t allocate_in_two(galloc::CachingDeviceAllocator *cub, void **p, std::size_t bytes);
+extern "C" cudaError_t free_in_two(galloc::CachingDeviceAllocator *cub, void *p);
+
+/* Each library numbers the threads on its own: the first one that it sees is another one in each of them. */
+TEST(cub_s_allocator_frees_memory_of_another_library_s_thread)
+{
+    begin();
+    {
+        galloc::CachingDeviceAllocator cub;
+        void *p = nullptr, *q = nullptr;
+        OK(allocate_in_one(&cub, &p, MiB(4)));
+        put(cudaStreamPerThread, p, MiB(4), 1);
+        std::thread([&] {
+            OK(cudaSetDevice(0));
+            OK(free_in_two(&cub, p));
+            OK(allocate_in_two(&cub, &q, MiB(4)));
+            EXPECT(q != p); /* the work of the other thread is not over */
+            put(cudaStreamPerThread, q, MiB(4), 2);
+            OK(free_in_two(&cub, q));
+            OK(allocate_in_two(&cub, &p, MiB(4)));
+            EXPECT(p == q); /* at once */
+            OK(free_in_two(&cub, p));
+        }).join();
     }
     finish();
 }
@@ -685,7 +907,7 @@ TEST(cub_s_allocator_keeps_the_stream_of_a_free_that_fails)
         galloc::CachingDeviceAllocator cub(8, 3, no_bin);
         galloc::stream stream;
         for (int is_default = 0; is_default < 2; is_default++) {
-            const char *call = is_default ? "cuCtxPushCurrent" : "cuStreamGetId";
+            const char *call = is_default ? "cuCtxSetCurrent" : "cuStreamGetId";
             const cudaStream_t on = is_default ? cudaStreamPerThread : stream.get();
             void *p, *q;
             OK(cub.DeviceAllocate(0, &p, MiB(8), on));
