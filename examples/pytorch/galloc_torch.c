@@ -174,22 +174,24 @@ static void find_in_driver(const char *name, void **found, void *function)
     memcpy(function, &symbol, sizeof symbol);
 }
 
-/* NULL: the thread has none, or the driver does not say. */
-static CUcontext current_context(void)
+/* NULL: the thread has none, as before the first call of CUDA. */
+static cudaError_t current_context(CUcontext *context)
 {
     static void *found;
     CUresult (CUDAAPI *get_current)(CUcontext *);
-    CUcontext context = NULL;
+    CUresult result;
     find_in_driver("cuCtxGetCurrent", &found, &get_current);
-    return get_current && !get_current(&context) ? context : NULL;
+    *context = NULL;
+    result = get_current ? get_current(context) : CUDA_ERROR_NOT_FOUND;
+    return result == CUDA_ERROR_NOT_INITIALIZED ? cudaSuccess : (cudaError_t)result;
 }
 
-static void set_current_context(CUcontext context)
+static cudaError_t set_current_context(CUcontext context)
 {
     static void *found;
     CUresult (CUDAAPI *set_current)(CUcontext);
     find_in_driver("cuCtxSetCurrent", &found, &set_current);
-    if (set_current) (void)set_current(context);
+    return set_current ? (cudaError_t)set_current(context) : cudaErrorSymbolNotFound;
 }
 
 /* What was current before a hook. */
@@ -205,28 +207,41 @@ static CUcontext primaries[MAX_DEVICES]; /* by device, as last seen; NULL: not s
    leave(). */
 static cudaError_t enter(int device, previous *before)
 {
-    cudaError_t error, err;
+    CUcontext primary = NULL;
+    cudaError_t error, err = current_context(&before->context);
     before->is_left = 0;
-    before->context = current_context();
+    if (err != cudaSuccess) return err;
     if (before->context && before->context == __atomic_load_n(&primaries[device], __ATOMIC_RELAXED)) return cudaSuccess;
     error = cudaPeekAtLastError();
     err = quiet(error, cudaGetDevice(&before->device));
     if (err == cudaSuccess) err = quiet(error, cudaSetDevice(device));
     if (err != cudaSuccess) return err;
     before->is_left = 1;
-    __atomic_store_n(&primaries[device], current_context(), __ATOMIC_RELAXED);
+    (void)current_context(&primary);
+    __atomic_store_n(&primaries[device], primary, __ATOMIC_RELAXED);
     return cudaSuccess;
 }
 
-/* A thread that had no context gets its device back. */
-static void leave(const previous *before)
+static cudaError_t go_back(const previous *before)
 {
-    if (before->is_left && before->context) {
-        set_current_context(before->context);
-    } else if (before->is_left) {
-        cudaError_t error = cudaPeekAtLastError();
-        (void)quiet(error, cudaSetDevice(before->device));
-    }
+    cudaError_t error = cudaPeekAtLastError();
+    return before->context ? set_current_context(before->context) : quiet(error, cudaSetDevice(before->device));
+}
+
+/* A thread that had no context gets its device back. A call that failed changed nothing, so it is made again. */
+static cudaError_t leave(const previous *before)
+{
+    if (!before->is_left || go_back(before) == cudaSuccess) return cudaSuccess;
+    return go_back(before);
+}
+
+/* The same where no error can be returned. */
+static void leave_and_log(const previous *before)
+{
+    cudaError_t err = leave(before);
+    if (err == cudaSuccess || err == cudaErrorCudartUnloading) return;
+    (void)fprintf(stderr, "galloc_torch: the context of the thread cannot be made current again: %s\n",
+                  cudaGetErrorString(err));
 }
 
 /* ---- the words of a failure -------------------------------------------------------------------------------------- */
@@ -256,7 +271,7 @@ static void append_out_of_memory(char *text, size_t size, size_t bytes, int devi
         append(text, size, " is free");
     }
     append(text, size, ". ");
-    leave(&before);
+    leave_and_log(&before);
 }
 
 /* A hook has failed: throws. words: about an error that galloc did not find; NULL: galloc's last message has them. */
@@ -401,6 +416,7 @@ static galloc_pool *pool_of(int device, cudaError_t *err, const char **words)
 }
 
 static const char not_current[] = "The device cannot be made current."; /* words about an error of enter */
+static const char not_back[] = "The context of the thread cannot be made current again."; /* of leave */
 
 static int is_default(cudaStream_t stream) { return (uintptr_t)stream <= 2; }
 
@@ -671,10 +687,41 @@ static void keep_unfreed(unfreed *u)
 
 /* ---- hooks ------------------------------------------------------------------------------------------------------- */
 
+/* The per-thread default stream of another thread has no name here. So the tag of a block on such a stream is the
+   number of its thread. */
+static uint32_t thread_of(cudaStream_t stream)
+{
+    static uint32_t threads;
+    static __thread uint32_t number;
+    if (stream != cudaStreamPerThread) return 0;
+    if (!number) number = __atomic_add_fetch(&threads, 1, __ATOMIC_RELAXED);
+    return number;
+}
+
+/* The stream to free a block on. The legacy stream comes after the per-thread default stream of any thread. */
+static cudaStream_t stream_to_free_on(const void *ptr, cudaStream_t stream)
+{
+    galloc_pointer block;
+    uint32_t thread = thread_of(stream);
+    if (!thread || galloc_pointer_info(ptr, &block) != cudaSuccess) return stream;
+    return block.tag && block.tag != thread ? cudaStreamLegacy : stream;
+}
+
+static cudaError_t allocate_tagged(void **p, size_t size, galloc_pool *pool, cudaStream_t stream)
+{
+    galloc_request request;
+    memset(&request, 0, sizeof request);
+    request.bytes = size;
+    request.stream = stream;
+    request.pool = pool;
+    request.tag = thread_of(stream);
+    return galloc_alloc(p, &request);
+}
+
 /* *words: about an error, for throw_failure. */
 static cudaError_t allocate(void **p, size_t size, int device, cudaStream_t stream, const char **words)
 {
-    cudaError_t err;
+    cudaError_t err, left;
     previous before;
     galloc_pool *pool = pool_of(device, &err, words);
     *p = NULL;
@@ -682,9 +729,14 @@ static cudaError_t allocate(void **p, size_t size, int device, cudaStream_t stre
     err = enter_for(stream, device, &before);
     if (err != cudaSuccess) return *words = not_current, err;
     if (__atomic_load_n(&open_captures, __ATOMIC_RELAXED)) group_join(device, pool, stream);
-    err = galloc_pool_malloc(pool, p, size, stream);
-    leave(&before);
-    return err;
+    if (stream == cudaStreamPerThread) err = allocate_tagged(p, size, pool, stream);
+    else err = galloc_pool_malloc(pool, p, size, stream);
+    left = leave(&before);
+    if (err != cudaSuccess || left == cudaSuccess) return err;
+    (void)galloc_free(*p, stream); /* the device is still current */
+    *p = NULL;
+    *words = not_back;
+    return left;
 }
 
 static int release(void *ptr, int device, cudaStream_t stream)
@@ -692,8 +744,8 @@ static int release(void *ptr, int device, cudaStream_t stream)
     previous before;
     cudaError_t err = enter_for(stream, device, &before);
     if (err != cudaSuccess) return 0;
-    err = galloc_free(ptr, stream);
-    leave(&before);
+    err = galloc_free(ptr, stream_to_free_on(ptr, stream));
+    leave_and_log(&before);
     /* another try would find nothing either, or could do nothing, in a child of fork */
     return err == cudaSuccess || err == cudaErrorInvalidDevicePointer || err == cudaErrorInitializationError;
 }
@@ -761,7 +813,7 @@ HOOK void galloc_hook_record_stream(void *ptr, cudaStream_t stream)
     galloc_pointer info;
     const char *words = NULL;
     previous before = { NULL, 0, 0 };
-    cudaError_t err = cudaSuccess;
+    cudaError_t err = cudaSuccess, left;
     if (!ptr) return;
     if (galloc_pointer_info(ptr, &info) == cudaSuccess) {
         if (info.state == GALLOC_STATE_FOREIGN) return;
@@ -769,7 +821,8 @@ HOOK void galloc_hook_record_stream(void *ptr, cudaStream_t stream)
     }
     if (err == cudaSuccess) err = galloc_record_stream(ptr, stream);
     else words = not_current;
-    leave(&before);
+    left = leave(&before);
+    if (err == cudaSuccess && left != cudaSuccess) err = left, words = not_back;
     if (err != cudaSuccess) throw_failure(err, words, 0, 0);
 }
 
@@ -792,15 +845,15 @@ HOOK void galloc_hook_memory_fraction(double fraction, int device)
 {
     static struct { int known; size_t bytes; } settings[MAX_DEVICES]; /* memory_limit */
     galloc_config config = galloc_config_default();
-    size_t left, total;
-    cudaError_t err;
+    size_t unused, total;
+    cudaError_t err, left;
     const char *words;
     previous before;
     galloc_pool *pool = pool_of(device, &err, &words);
     if (!pool) throw_failure(err, words, 0, device);
     err = enter(device, &before);
     if (err != cudaSuccess) throw_failure(err, not_current, 0, device);
-    err = memory_info(&left, &total);
+    err = memory_info(&unused, &total);
     if (err != cudaSuccess) words = "The device does not say how much memory it has.";
     (void)pthread_mutex_lock(&lock);
     if (err == cudaSuccess && !settings[device].known) {
@@ -813,7 +866,8 @@ HOOK void galloc_hook_memory_fraction(double fraction, int device)
         err = galloc_pool_set_limit(pool, bytes < settings[device].bytes ? bytes : settings[device].bytes);
     }
     (void)pthread_mutex_unlock(&lock);
-    leave(&before);
+    left = leave(&before);
+    if (err == cudaSuccess && left != cudaSuccess) err = left, words = not_back;
     if (err != cudaSuccess) throw_failure(err, words, 0, device);
 }
 
