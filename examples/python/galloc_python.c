@@ -56,22 +56,24 @@ static void find_in_driver(const char *name, void **found, void *function)
     memcpy(function, &symbol, sizeof symbol);
 }
 
-/* NULL: the thread has none, or the driver does not say. */
-static CUcontext current_context(void)
+/* NULL: the thread has none, as before the first call of CUDA. */
+static cudaError_t current_context(CUcontext *context)
 {
     static void *found;
     CUresult(CUDAAPI *get_current)(CUcontext *);
-    CUcontext context = NULL;
+    CUresult result;
     find_in_driver("cuCtxGetCurrent", &found, &get_current);
-    return get_current && !get_current(&context) ? context : NULL;
+    *context = NULL;
+    result = get_current ? get_current(context) : CUDA_ERROR_NOT_FOUND;
+    return result == CUDA_ERROR_NOT_INITIALIZED ? cudaSuccess : (cudaError_t)result;
 }
 
-static void set_current_context(CUcontext context)
+static cudaError_t set_current_context(CUcontext context)
 {
     static void *found;
     CUresult(CUDAAPI *set_current)(CUcontext);
     find_in_driver("cuCtxSetCurrent", &found, &set_current);
-    if (set_current) (void)set_current(context);
+    return set_current ? (cudaError_t)set_current(context) : cudaErrorSymbolNotFound;
 }
 
 /* What was current before a call. */
@@ -91,13 +93,14 @@ static int is_primary(CUcontext context, int device)
 /* Makes the primary context of a device current. cudaDeviceReset may have replaced the one that was seen. */
 static cudaError_t make_current(int device, previous *before)
 {
-    cudaError_t last = cudaPeekAtLastError(), error;
-    before->context = current_context();
-    if (is_primary(before->context, device)) return cudaSuccess;
+    CUcontext primary = NULL;
+    cudaError_t last = cudaPeekAtLastError(), error = current_context(&before->context);
+    if (error != cudaSuccess || is_primary(before->context, device)) return error;
     error = quiet(last, cudaSetDevice(device));
     if (error != cudaSuccess) return error;
     before->is_left = 1;
-    if (device < MAX_DEVICES) __atomic_store_n(&primaries[device], current_context(), __ATOMIC_RELAXED);
+    (void)current_context(&primary);
+    if (device < MAX_DEVICES) __atomic_store_n(&primaries[device], primary, __ATOMIC_RELAXED);
     return cudaSuccess;
 }
 
@@ -114,12 +117,20 @@ static cudaError_t enter(int device, previous *before)
     return says(error, "the device cannot be made current");
 }
 
-/* A thread that had no context gets its device back. */
-static void leave(const previous *before)
+static cudaError_t go_back(const previous *before, cudaError_t last)
 {
-    cudaError_t last = cudaPeekAtLastError();
-    if (before->is_left && before->context) set_current_context(before->context);
-    else if (before->is_left) (void)quiet(last, cudaSetDevice(before->device));
+    return before->context ? set_current_context(before->context) : quiet(last, cudaSetDevice(before->device));
+}
+
+/* A thread that had no context gets its device back. A call that failed changed nothing, so it is made again. Returns
+   `error`, that of the call, or the one of going back. */
+static cudaError_t leave(const previous *before, cudaError_t error)
+{
+    cudaError_t last = cudaPeekAtLastError(), failed;
+    if (!before->is_left || go_back(before, last) == cudaSuccess) return error;
+    failed = go_back(before, last);
+    if (error != cudaSuccess || failed == cudaSuccess) return error;
+    return says(failed, "the context of the thread cannot be made current again");
 }
 
 /* ---- several devices --------------------------------------------------------------------------------------------- */
@@ -276,7 +287,7 @@ static int is_of_another_thread(const void *ptr, size_t stream)
 GALLOC_API cudaError_t galloc_python_malloc(galloc_pool *pool, void **ptr, size_t bytes, size_t stream, int device)
 {
     previous before;
-    cudaError_t error = enter(device, &before);
+    cudaError_t error = enter(device, &before), left;
     *ptr = NULL;
     if (error == cudaSuccess) {
         galloc_request request;
@@ -287,8 +298,12 @@ GALLOC_API cudaError_t galloc_python_malloc(galloc_pool *pool, void **ptr, size_
         request.tag = thread_of(stream);
         error = galloc_alloc(ptr, &request);
     }
-    leave(&before);
-    return error;
+    left = leave(&before, error);
+    if (left != error) {
+        (void)galloc_free(*ptr, (cudaStream_t)stream); /* the device is still current */
+        *ptr = NULL;
+    }
+    return left;
 }
 
 /* Waits for all work of the current context. Unlike cudaDeviceSynchronize, freeing pinned memory harms no capture. */
@@ -308,12 +323,14 @@ static cudaError_t wait_beside_captures(void)
 /* After enter(). A context of the caller's own on that device is waited for, too. */
 static cudaError_t wait_for_device(int device, const previous *before)
 {
-    cudaError_t error = wait_beside_captures();
-    CUcontext primary = current_context();
+    CUcontext primary = NULL;
+    cudaError_t error = wait_beside_captures(), back;
+    if (error == cudaSuccess) error = current_context(&primary);
     if (error == cudaSuccess && before->context && before->context != primary && before->device == device) {
-        set_current_context(before->context);
-        error = wait_beside_captures();
-        set_current_context(primary);
+        error = set_current_context(before->context);
+        if (error == cudaSuccess) error = wait_beside_captures();
+        back = set_current_context(primary);
+        if (error == cudaSuccess) error = back;
     }
     return error == cudaSuccess ? cudaSuccess : says(error, "waiting for the device");
 }
@@ -325,19 +342,27 @@ static int device_of(const void *ptr)
     return galloc_pointer_info(ptr, &block) == cudaSuccess && block.state == GALLOC_STATE_USED ? block.device : -1;
 }
 
-/* device: its default streams are meant; -1: those of the block's device.
-   wait: all work of the device is waited for before, as cudaFree does. */
-GALLOC_API cudaError_t galloc_python_free(void *ptr, size_t stream, int device, int wait)
+/* *is_free: the block is free, also after an error of going back. */
+static cudaError_t free_block(void *ptr, size_t stream, int device, int wait, int *is_free)
 {
     cudaError_t error;
     previous before;
+    *is_free = 0;
     if (device < 0 && (wait || stream <= (size_t)cudaStreamPerThread)) device = device_of(ptr);
     error = enter(device, &before);
     if (error == cudaErrorCudartUnloading) return cudaSuccess; /* the process ends, and the driver is gone */
     if (error == cudaSuccess && (wait || is_of_another_thread(ptr, stream))) error = wait_for_device(device, &before);
     if (error == cudaSuccess) error = galloc_free(ptr, (cudaStream_t)stream);
-    leave(&before);
-    return error;
+    *is_free = error == cudaSuccess;
+    return leave(&before, error);
+}
+
+/* device: its default streams are meant; -1: those of the block's device.
+   wait: all work of the device is waited for before, as cudaFree does. */
+GALLOC_API cudaError_t galloc_python_free(void *ptr, size_t stream, int device, int wait)
+{
+    int is_free;
+    return free_block(ptr, stream, device, wait, &is_free);
 }
 
 /* For finalisers, of which Python reports no error: a free that fails is tried again, and then the log has a line:
@@ -346,23 +371,25 @@ GALLOC_API cudaError_t galloc_python_free(void *ptr, size_t stream, int device, 
 GALLOC_API cudaError_t galloc_python_drop(void *ptr, size_t stream, int device, int wait)
 {
     char words[sizeof own];
+    int is_free;
     cudaError_t error;
     (void)snprintf(words, sizeof words, "%s", galloc_python_message());
-    error = galloc_python_free(ptr, stream, device, wait);
-    if (error != cudaSuccess) error = galloc_python_free(ptr, stream, device, wait);
+    error = free_block(ptr, stream, device, wait, &is_free);
+    if (error != cudaSuccess && !is_free) error = free_block(ptr, stream, device, wait, &is_free);
     if (error != cudaSuccess && error != cudaErrorInitializationError && own[0])
-        (void)fprintf(stderr, "%s; the block at %p stays in use\n", own, ptr);
+        (void)fprintf(stderr, "%s; the block at %p %s\n", own, ptr, is_free ? "is free" : "stays in use");
     memcpy(own, words, sizeof own);
     return error;
 }
 
 /* The same for the address in *place, which is NULL afterwards: Python may be interrupted right after each call. Of
-   several calls one frees. A failure of the first one leaves the address there. */
+   several calls one frees. If the first one does not free the block, it leaves the address there. */
 GALLOC_API cudaError_t galloc_python_free_at(void **place, size_t stream, int device, int wait)
 {
     void *ptr = __atomic_exchange_n(place, NULL, __ATOMIC_ACQ_REL);
-    cudaError_t error = ptr ? galloc_python_free(ptr, stream, device, wait) : cudaSuccess;
-    if (error != cudaSuccess) __atomic_store_n(place, ptr, __ATOMIC_RELEASE);
+    int is_free = 0;
+    cudaError_t error = ptr ? free_block(ptr, stream, device, wait, &is_free) : cudaSuccess;
+    if (error != cudaSuccess && !is_free) __atomic_store_n(place, ptr, __ATOMIC_RELEASE);
     return error;
 }
 
@@ -378,8 +405,7 @@ GALLOC_API cudaError_t galloc_python_record_stream(void *ptr, size_t stream, int
     previous before;
     cudaError_t error = enter(device, &before);
     if (error == cudaSuccess) error = galloc_record_stream(ptr, (cudaStream_t)stream);
-    leave(&before);
-    return error;
+    return leave(&before, error);
 }
 
 /* Bytes live, their peak, bytes held, their peak. */

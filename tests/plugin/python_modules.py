@@ -675,6 +675,40 @@ def a_thread_without_a_context_keeps_its_device():
 
 
 @test
+def a_call_that_cannot_go_back_to_the_context_raises():
+    """One failure changes nothing. Of two the caller hears; then an allocation has failed, and a free is done."""
+    words = "cannot be made current again"
+    sim.sim_fail.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
+
+    def call(fails, function, *arguments):
+        with own_context(0):
+            own = current_context()
+            sim.sim_fail(b"cuCtxSetCurrent", 1, fails > 1, 999)  # cudaSetDevice enters
+            try:
+                if fails == 1:
+                    return function(*arguments)
+                raises(RuntimeError, words, function, *arguments)
+            finally:
+                assert sim.sim_failed() > 0
+                sim.sim_fail_clear()
+                assert (current_context() == own) == (fails == 1)
+                assert sim.cuCtxSetCurrent(ctypes.c_void_p(own)) == 0
+
+    held = galloc.default_pool(1)
+    for fails in (1, 2):
+        p = call(fails, galloc.malloc, MIB, None, 1)
+        assert (p is None) == (fails > 1) and held.memory()["live"] == (MIB if p else 0)
+        if p:
+            galloc.free(p)
+        call(fails, galloc.free, galloc.malloc(MIB, None, 1))
+        assert held.memory()["live"] == 0
+        block = galloc.Block(MIB, None, 1)
+        call(fails, block.free)
+        assert not block.ptr and held.memory()["live"] == 0
+        block.free()  # nothing is left to free
+
+
+@test
 def a_default_stream_is_that_of_the_primary_context():
     def in_own_context(free):
         def call(made, default):
