@@ -346,6 +346,20 @@ TEST(the_end_of_a_pool_waits_for_its_checks_and_reports_all)
     finish();
 }
 
+/* Poison alone sets no guard: the program may use all bytes of the block. */
+TEST(without_guards_a_block_is_usable_to_its_end)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(POISON);
+    void *p = get(pool, 1000, s);
+    EXPECT_EQ(info_of(p).usable, 1024);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* Pointers, sizes and errors are those without debug. */
 TEST(a_program_gets_the_same_with_guards)
 {
