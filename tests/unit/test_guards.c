@@ -2309,20 +2309,23 @@ TEST(a_default_stream_whose_context_cannot_be_entered_is_waited_for_later)
     finish();
 }
 
-/* The memory of the checks is the pool's context's: a reset takes it, and the streams of other contexts go on. */
+/* The memory of the checks is the pool's context's: a reset takes it, and the streams of other contexts go on. The
+   thread's context stays what it was. */
 TEST(streams_of_other_contexts_get_no_guards)
 {
     begin_backed(SIM_PACE_STILL);
-    CUcontext other = NULL, before = NULL;
+    CUcontext other = NULL, before = NULL, after = NULL;
     cudaStream_t s = stream_new();
     galloc_pool *pool = pool_debug(GUARDS | POISON);
     OK(cuCtxGetCurrent(&before));
     OK(sim_green_create(&other, 0));
     OK(cuCtxPushCurrent(other));
     cudaStream_t t = stream_new();
+    OK(cuCtxPopCurrent(&other));
     void *p = get(pool, 1000, t);
     OK(galloc_free(p, t));
-    OK(cuCtxPopCurrent(&other));
+    OK(cuCtxGetCurrent(&after));
+    EXPECT(after == before);
     EXPECT_EQ(stats_of(pool).driver.memset + stats_of(pool).driver.copy, 0);
     EXPECT_EQ(stats_of(pool).unchecked, 1);
     OK(galloc_free(get(pool, 1000, s), s));
