@@ -1072,6 +1072,31 @@ TEST(a_recorded_stream_may_be_retired_and_destroyed)
     finish();
 }
 
+/* A thread has called with a stream that the pool knew. The pool forgets the stream, and the thread calls again: the
+   pool's context has not been reset. */
+TEST(a_stream_that_was_forgotten_comes_back_in_the_same_context)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = tight_pool(MIB(8), COMPLETED | FOLLOWED | WAIT);
+    void *held = get(pool, MIB(4), t);
+    OK(galloc_record_stream(held, s)); /* the pool knows it now */
+    OK(galloc_free(get(pool, MIB(2), s), s));
+    OK(galloc_free(held, t));
+    OK(galloc_stream_retire(s));
+    sim_run(-1);
+    held = get(pool, MIB(4), t);
+    OK(galloc_pool_trim(pool, 0, NULL)); /* notices that the work is complete */
+    EXPECT(!inside_stream_of(pool, stream_id(s)).known);
+    OK(galloc_free(get(pool, MIB(2), s), s));
+    EXPECT_EQ(info_of(held).state, GALLOC_STATE_USED);
+    EXPECT(stats_of(pool).reserved.current >= MIB(4));
+    OK(galloc_free(held, t));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    finish();
+}
+
 /* What a block gives up when it shrinks is as much in use by the recorded stream as the rest. */
 TEST(recorded_work_keeps_the_tail_of_a_shrunk_block)
 {
