@@ -3306,9 +3306,9 @@ struct galloc_pool {
     uint64_t look_at;    /* likewise: until then, stream caches need not ask for that */
     uint64_t watch_draw; /* the last number of gai_pool_draw */
     uint64_t special;    /* GAI_ROUTE_...: reasons why requests do not take the short path of a miss */
-    uint64_t broken;     /* a sticky error: the pool refuses from then on; also read without a lock */
+    uint64_t broken;     /* a sticky error, or the driver is gone: the pool refuses from then on; also read
+                            without a lock */
     gai_asking *asking;  /* calls of on_oom and on_reject that are under way */
-    int driver_gone;
     int due;             /* a stream state is due */
     int lost;            /* segments that are lost */
     int caches_off;      /* no stream cache is used. Bit 0: by stats_exact, which other backends imply, or
@@ -6138,7 +6138,7 @@ static void gai_cache_change(const galloc_pool *pool, gai_stream *stream, uint64
 /* Opens the stream cache for calls that bypass the pool, or shuts it, and sets its bounds. */
 static GAI_INLINE void gai_cache_set(const galloc_pool *pool, gai_stream *stream)
 {
-    int shut = pool->driver_gone | pool->lost | pool->caches_off | stream->retired | stream->asked;
+    int shut = pool->lost | pool->caches_off | stream->retired | stream->asked;
     uint64_t open = shut || pool->broken ? 0 : stream->life;
     size_t most = gai_cache_bound(pool, stream);
     if (stream->cache.open != open || stream->cache.most != most) gai_cache_change(pool, stream, open, most);
@@ -7042,8 +7042,7 @@ static void gai_pool_note(galloc_pool *pool, CUresult result)
     if (gai_is_sticky(result)) result = gai_context_error(pool->context);
     if (!gai_is_sticky(result) && !gai_is_driver_gone(result)) return;
     gai_lock_on(&pool->lock);
-    if (gai_is_driver_gone(result)) pool->driver_gone = 1;
-    else if (!pool->broken) gai_store(&pool->broken, (uint64_t)result);
+    if (!pool->broken || gai_is_driver_gone(result)) gai_store(&pool->broken, (uint64_t)result);
     gai_pool_shut_caches(pool);
     gai_lock_off(&pool->lock);
 }
@@ -18366,14 +18365,11 @@ static cudaError_t gai_pool_close(galloc_pool *pool)
 }
 
 /* Returns whether the driver has shut down, which has freed all device memory. */
-static int gai_pool_is_orphaned(galloc_pool *pool)
+static int gai_pool_is_orphaned(const galloc_pool *pool)
 {
     unsigned long long id = 0;
-    int gone;
-    gai_lock_on(&pool->lock);
-    gone = pool->driver_gone;
-    gai_lock_off(&pool->lock);
-    return gone || gai_is_driver_gone(gai_cu.CtxGetId(pool->context, &id));
+    return gai_is_driver_gone((CUresult)gai_load(&pool->broken)) ||
+           gai_is_driver_gone(gai_cu.CtxGetId(pool->context, &id));
 }
 
 /* Returns an error if the program still holds blocks. */
