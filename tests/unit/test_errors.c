@@ -1475,6 +1475,31 @@ TEST(a_sticky_error_closes_the_pool)
     }
 }
 
+/* The pool has memory for the next request, which asks nothing of the driver. */
+TEST(a_sticky_error_of_a_call_that_gives_memory_back_closes_the_pool)
+{
+    for (int expandable = 0; expandable < 2; expandable++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        config.stream_check = 0;
+        config.expandable_segments = expandable;
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, 512, s), *q = &pool;
+        OK(galloc_free(get(pool, MIB(30), s), s));
+        sim_fail(expandable ? "cuMemUnmap" : "cuMemFree", 1, 0, cudaErrorIllegalAddress);
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(sim_failed(), 1);
+        FAILS(galloc_pool_malloc(pool, &q, 512, s), cudaErrorIllegalAddress);
+        EXPECT(q == NULL);
+        OK(cudaDeviceReset());
+        (void)cudaGetLastError();
+        OK(galloc_free(p, NULL));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* T shrank the block, and S is to wait for T before it grows again: that the wait failed is known to a stream whose
    cache serves it, too. */
 TEST(a_sticky_error_of_the_wait_for_a_growth_closes_the_pool)
