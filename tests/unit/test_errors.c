@@ -588,6 +588,32 @@ TEST(a_trim_without_host_memory_gives_page_after_page)
     finish();
 }
 
+/* Once there is host memory again, a trim that has given one page gives no more than the rest. */
+TEST(a_trim_that_host_memory_delays_keeps_what_it_is_to_keep)
+{
+    begin();
+    galloc_config config = config_limit(GIB(1));
+    config.growth = MIB(2);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    size_t released = 0;
+    void *p = get(pool, MIB(2) * 64, s), *q = get(pool, 512, s);
+    OK(galloc_free(p, s));
+    OK(cudaStreamSynchronize(s));
+    inside_drain_blocks(pool);
+    sim_fail_malloc(1, 0);
+    OK(galloc_pool_trim(pool, MIB(32), &released));
+    EXPECT_EQ(sim_failed_mallocs(), 1);
+    sim_fail_clear();
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(32));
+    EXPECT_EQ(released, MIB(2) * 65 - MIB(32));
+    OK(galloc_free(q, s));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* What such a free finds after the wait may be no block: then it is refused as any other, and nothing has changed. */
 TEST(a_free_without_host_memory_of_no_block_is_refused)
 {
