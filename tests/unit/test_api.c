@@ -402,6 +402,29 @@ TEST(best_fit_within_a_bin)
     }
 }
 
+/* Of equal holes the lowest is taken, whichever was freed last. */
+TEST(best_fit_takes_the_lowest_of_equal_holes)
+{
+    for (int last = 0; last < 3; last++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        void *hole[3], *wall[3];
+        OK(galloc_pool_reserve(pool, MIB(32)));
+        for (int i = 0; i < 3; i++) {
+            hole[i] = get(pool, MIB(3), s);
+            wall[i] = get(pool, 512, s);
+        }
+        for (int i = 1; i <= 3; i++) OK(galloc_free(hole[(last + i) % 3], s));
+        void *p = get(pool, MIB(3) - 512, s);
+        EXPECT(p == hole[0]);
+        OK(galloc_free(p, s));
+        for (int i = 0; i < 3; i++) OK(galloc_free(wall[i], s));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* Three neighbours freed in each of the six orders make one piece again. */
 TEST(freed_neighbours_merge)
 {
