@@ -4004,13 +4004,12 @@ static void gai_marks_add(galloc_pool *pool, gai_mark **list, gai_mark *mark)
     *list = mark;
 }
 
-/* Joins the mark lists of two adjacent blocks, left before right. The usual case comes first: one mark each, of one
-   stream state and epoch. */
+/* Joins the mark lists of two adjacent blocks, left before right. The usual case comes first: one mark on the right,
+   of the stream state and epoch of the first one on the left. */
 static GAI_INLINE gai_mark *gai_marks_meet(galloc_pool *pool, gai_mark *left, gai_mark *right)
 {
     if (!left || !right) return left ? left : right;
-    if (!left->next && !right->next && left->stream == right->stream && left->epoch == right->epoch &&
-        left->end == right->begin) {
+    if (!right->next && left->stream == right->stream && left->epoch == right->epoch && left->end == right->begin) {
         left->end = right->end;
         gai_mark_end(pool, right);
         return left;
