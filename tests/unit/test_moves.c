@@ -2019,6 +2019,41 @@ TEST(own_pages_move_before_complete_memory_is_taken)
     finish();
 }
 
+/* The same where each piece is three pages that were freed one after the other, with events between. */
+TEST(own_pages_move_whenever_they_were_freed)
+{
+    enum { FETCHED = 16, PENDING = 4, PIECES = 12, LARGE = 7 };
+    begin_still();
+    galloc_config config = galloc_config_default();
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *piece[PIECES], *large, *rest;
+    config.reuse = COMPLETED | FOLLOWED; /* no stream is made to wait */
+    config.growth = PAGE;
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < PENDING; i++) {
+        void *fetched = get_used(pool, FETCHED * PAGE, t, 1);
+        OK(galloc_record_stream(fetched, s));
+        OK(galloc_free(fetched, t));
+    }
+    OK(cudaDeviceSynchronize());
+    for (int i = 0; i < PIECES; i++) piece[i] = get_used(pool, PAGE, s, 2);
+    for (int k = 0; k < 3; k++) {
+        for (int i = k; i < PIECES; i += 4) OK(galloc_free(piece[i], s));
+        inside_ask_for_event(pool, stream_id(s));
+        OK(galloc_free(get(pool, 512, s), s));
+    }
+    galloc_stats before = stats_of(pool);
+    large = get_used(pool, LARGE * PAGE, s, 3);
+    rest = get_used(pool, (PENDING * FETCHED - PIECES - 1) * PAGE, t, 4);
+    EXPECT_EQ(stats_of(pool).reserved.current, before.reserved.current);
+    look(s, large, LARGE * PAGE, 3);
+    for (int i = 3; i < PIECES; i += 4) OK(galloc_free(piece[i], s));
+    OK(galloc_free(large, s));
+    OK(galloc_free(rest, t));
+    pool_end(pool);
+    finish();
+}
+
 static void give_back_all(galloc_pool *pool, void **p, int n, cudaStream_t stream)
 {
     for (int i = 0; i < n; i++) OK(galloc_free(p[i], stream));
