@@ -5473,27 +5473,12 @@ static GAI_INLINE gai_block *gai_block_cut_off(galloc_pool *pool, gai_block *res
     return block;
 }
 
-/* The same with the marks of that part. */
-static gai_block *gai_block_cut_off_marked(galloc_pool *pool, gai_block *rest, size_t bytes)
-{
-    gai_block *block = gai_block_cut_off(pool, rest, bytes);
-    gai_mark *mark = rest->marks;
-    if (mark && mark->begin < rest->addr) {
-        block->marks = gai_mark_new(pool, mark->stream, mark->epoch, mark->begin, rest->addr);
-        mark->begin = rest->addr;
-    }
-    return block;
-}
-
 /* Cuts [at, at + bytes) out of a free block; the rest stays free. The caller has called gai_block_need. */
 static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr_t at, size_t bytes,
                                     enum gai_kind kind)
 {
     gai_block *before = NULL, *after = NULL, *whole = block;
     gai_set *set = block->set;
-    if (kind == GAI_USED && at == block->addr && bytes < block->bytes && gai_block_is_even(pool, block, at + bytes) &&
-        !gai_block_meets(pool, set, block, block->next, 0)) /* newly mapped pages may not have merged yet */
-        return gai_block_cut_off_marked(pool, block, bytes);
     if (set->counted) block->segment->pool->variant.unfiled(set, block);
     gai_bin_remove(set, block);
     set->bytes -= block->bytes;
