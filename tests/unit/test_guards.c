@@ -2259,6 +2259,38 @@ TEST(a_guarded_room_of_the_only_stream_grows_on_another_one)
     finish();
 }
 
+/* A resize on another stream fails for want of host memory. It records no event that would stand for work of the stream
+   that the block was given to. */
+TEST(a_failed_resize_of_a_guarded_room_tells_nothing_of_the_blocks_stream)
+{
+    begin_backed(SIM_PACE_STILL);
+    galloc_config config = config_limit(MIB(16));
+    config.debug = GUARDS;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t t = stream_new(), u = stream_new();
+    OK(galloc_free(get(pool, 512, u), u));
+    OK(galloc_free(get(pool, 512, t), t));
+    void *p = get_growable(pool, MIB(1), MIB(8), cudaStreamLegacy), *q = get(pool, MIB(10), cudaStreamLegacy);
+    order(cudaStreamLegacy, t);
+    write_at(q, 0, 1, MIB(10), cudaStreamLegacy);
+    sim_fail("cuEventRecord", 1, 1, cudaErrorUnknown); /* the free has no event yet */
+    OK(galloc_free(q, cudaStreamLegacy));
+    sim_fail_clear();
+    inside_drain_marks(pool);
+    sim_fail_malloc(1, 1);
+    EXPECT_EQ(galloc_resize(p, MIB(1) / 2, t), cudaErrorMemoryAllocation);
+    sim_fail_clear();
+    void *r = get(pool, MIB(10), u);
+    write_at(r, 0, 2, MIB(10), u);
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    OK(galloc_free(r, u));
+    OK(galloc_free(p, t));
+    pool_end(pool);
+    stream_end(t);
+    stream_end(u);
+    finish();
+}
+
 static int free_the_victim(const galloc_report *report, void *victim)
 {
     (void)report;
