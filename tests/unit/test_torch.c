@@ -898,6 +898,28 @@ TEST(an_oversize_block_is_not_cut_for_an_alignment)
     end(pool, s);
 }
 
+/* A segment made for an alignment is cut at both ends: the request gets no more than its bytes, or max_bytes. */
+TEST(a_new_oversize_segment_is_cut_for_its_alignment)
+{
+    for (size_t most = MIB(40); most <= MIB(48); most += MIB(8)) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = with(config_fixed(), "max_split_size_mb:30");
+        galloc_pool *pool = pool_new(&config);
+        galloc_request request = {.bytes = MIB(40), .alignment = MIB(128), .stream = s, .pool = pool};
+        request.max_bytes = most;
+        void *other = get(pool, MIB(3), s), *p = NULL; /* so that the next segment begins at no multiple of 128 MiB */
+        OK(galloc_alloc(&p, &request));
+        EXPECT_EQ((uintptr_t)p % MIB(128), 0);
+        EXPECT_EQ(info_of(p).usable, most);
+        EXPECT_EQ(info_of(p).room, most);
+        expect_healthy(pool, 1);
+        give(p, s);
+        give(other, s);
+        end(pool, s);
+    }
+}
+
 /* A new segment has room for an alignment that the driver's addresses do not have. */
 TEST(segments_have_room_for_their_alignment)
 {
