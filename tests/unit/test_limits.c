@@ -1030,6 +1030,33 @@ TEST(nothing_is_collected_unless_it_is_asked_for)
     finish();
 }
 
+/* With throw_on_cudamalloc_oom a request returns no memory, though a lower limit has left more than the threshold. */
+TEST(a_request_that_may_return_no_memory_collects_nothing)
+{
+    for (int may = 0; may < 2; may++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_config config = config_limit(MIB(256));
+        config.gc_threshold = 0.5;
+        config.throw_on_cudamalloc_oom = !may;
+        galloc_pool *pool = pool_new(&config);
+        void *p[12], *other = get(pool, MIB(4), t); /* two streams: events tell what is done */
+        for (int i = 0; i < 12; i++) p[i] = get_used(pool, MIB(4), s, 1);
+        for (int i = 0; i < 12; i += 2) OK(galloc_free(p[i], s));
+        OK(cudaDeviceSynchronize());
+        OK(galloc_pool_set_limit(pool, MIB(64)));
+        size_t before = held(pool);
+        void *q = get(pool, MIB(8), t); /* no free block has so much */
+        EXPECT_EQ(held(pool) < before, may);
+        EXPECT_EQ(stats_of(pool).collections, may);
+        OK(galloc_free(q, t));
+        OK(galloc_free(other, t));
+        for (int i = 1; i < 12; i += 2) OK(galloc_free(p[i], s));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* Pages inside larger blocks, in blocks of small sizes, and those that are parked count alike: what was not used for
    longest goes first, whatever has merged with it since. */
 TEST(what_was_not_used_for_longest_goes_first)
