@@ -283,6 +283,21 @@ TEST(each_device_has_its_pool_and_the_current_one_stays)
     finish();
 }
 
+TEST(the_current_device_stays_when_another_runs_out)
+{
+    begin(2, SIM_PACE_STILL, nullptr);
+    int current = -1, caught = 0;
+    try {
+        (void)torch_malloc(MiB(2048), 1, nullptr);
+    } catch (const c10::OutOfMemoryError &) {
+        caught = 1;
+    }
+    EXPECT(caught);
+    OK(cudaGetDevice(&current));
+    EXPECT_EQ(current, 0);
+    finish();
+}
+
 TEST(a_default_stream_is_recorded_for_the_device_of_the_tensor)
 {
     begin(2, SIM_PACE_STILL, nullptr);
