@@ -34,6 +34,15 @@ for name in "home", "tmp", "elsewhere":
     os.makedirs(os.path.join(folder, name), exist_ok=True)
 
 test("install", install + "\nassert torch.current and galloc_torch.installed()\n" + install, "")
+test("each setter gets the hook of its name", """
+import ctypes
+given = galloc_torch.allocator().allocator()
+assert set(torch.SETTERS) - set(given) == {"set_capture_about_to_end_fn"}, given
+for setter, address in given.items():
+    hook = "release_pool" if setter == "set_capture_destroy_fn" else setter[4:].replace("_fn", "")
+    function = getattr(galloc_torch._load(), "galloc_hook_" + hook)
+    assert address == ctypes.cast(function, ctypes.c_void_p).value, setter
+""", "")
 test("full after install", install + "\n" + full, "is installed without full=True")
 test("install after full", full + "\n" + install + "\n" + full, "")
 test("a library in the current folder", install, "", GALLOC_TORCH_LIBRARY="libgalloc_torch.so")
