@@ -22,7 +22,7 @@ CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t widt
 CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element) {
     (void)element;
     *pitch = (width + 1023) & ~(size_t)1023;
-    SM_DRIVER(cuMemAlloc, allocate(out, *pitch * height));
+    SM_DRIVER(cuMemAlloc, height > SIZE_MAX / *pitch ? E_MEMORY : allocate(out, *pitch * height));
 }
 
 CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags);

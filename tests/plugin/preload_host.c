@@ -671,6 +671,8 @@ TEST(pitch)
     EXPECT_EQ(by_driver(), 1);
     OK(cu.Free(p));
     EXPECT_EQ(sim_calls("cuMemFree"), 1);
+    /* More bytes than size_t can count: the driver refuses that. */
+    EXPECT_EQ(cu.AllocPitch(&p, &pitch, 1000, SIZE_MAX / 1024 + 2, 4), CUDA_ERROR_OUT_OF_MEMORY);
     finish();
 }
 
