@@ -355,6 +355,17 @@ TEST(the_history_has_the_stacks_that_were_asked_for)
     }
 }
 
+TEST(the_end_of_the_recording_clears_the_history)
+{
+    for (bool clear : {false, true}) {
+        current->recordHistory(true, nullptr, 10, RecordContext::NEVER, true, {});
+        give(get(MiB(1)));
+        EXPECT(current->snapshot({0, 0}, true).device_traces.at(0).size() > 0);
+        current->recordHistory(false, nullptr, 0, RecordContext::NEVER, clear, {});
+        EXPECT_EQ(current->snapshot({0, 0}, true).device_traces.at(0).size(), 0);
+    }
+}
+
 /* As PyTorch begins and ends a capture of a stream. Its filter belongs to a graph that may be gone. */
 static void begin_pool(MempoolId_t id, cudaStream_t stream)
 {
