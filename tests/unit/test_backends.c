@@ -1552,7 +1552,7 @@ TEST(nodes_without_host_memory_cost_no_limit)
     finish();
 }
 
-/* The same in a capture, and cudaFree fails: the memory is stuck, and counts outside the driver's pool until it goes. */
+/* The same in a capture, and cudaFree fails: the memory is stuck, and counts outside the driver's pool till it goes. */
 TEST(captured_memory_that_is_stuck_counts_outside_the_drivers_pool)
 {
     size_t stuck = 0;
