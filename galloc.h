@@ -10589,20 +10589,26 @@ static CUresult gai_job_wait_for(gai_job *job, const gai_mark *mark)
     return CUDA_SUCCESS;
 }
 
+/* Makes the job's stream wait for all marks of a list. No other call changes the list meanwhile. */
+static CUresult gai_job_wait_for_all(gai_job *job, const gai_mark *marks)
+{
+    const gai_mark *mark;
+    CUresult result = CUDA_SUCCESS;
+    do {
+        gai_lock_on(&job->pool->lock);
+        mark = gai_job_obstacle(job, marks, NULL, 0, UINTPTR_MAX);
+        gai_lock_off(&job->pool->lock);
+        if (mark) result = gai_job_wait_for(job, mark);
+    } while (mark && !result);
+    return result;
+}
+
 /* Makes the job's stream wait for every mark of the block just taken. On failure the block becomes free again, with
    all its marks. */
 static void gai_job_wait(gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    CUresult result = CUDA_SUCCESS;
-    const gai_mark *mark;
-    for (mark = job->got->marks; mark && !result; mark = mark->next) {
-        int allowed;
-        gai_lock_on(&pool->lock);
-        allowed = gai_mark_allows(pool, mark, job->params.stream);
-        gai_lock_off(&pool->lock);
-        if (!allowed) result = gai_job_wait_for(job, mark);
-    }
+    CUresult result = gai_job_wait_for_all(job, job->got->marks);
     if (!result) return;
     gai_lock_on(&pool->lock);
     gai_block_give_room(pool, job->got);
@@ -10613,25 +10619,6 @@ static void gai_job_wait(gai_job *job)
     if (result == CUDA_ERROR_NOT_READY) return; /* no event stands for one of the marks: the ladder goes on */
     job->error = gai_driver_failed(result, "cuStreamWaitEvent");
     gai_pool_note(pool, result);
-}
-
-/* Makes the job's stream wait for the donors' marks before their pages move. On failure nothing has changed. */
-static CUresult gai_job_wait_for_donors(gai_job *job, const gai_batch *donors)
-{
-    galloc_pool *pool = job->pool;
-    const gai_mapping *donor;
-    const gai_mark *mark;
-    CUresult result = CUDA_SUCCESS;
-    for (donor = donors->first; donor; donor = donor->next) {
-        for (mark = donor->block->marks; mark && !result; mark = mark->next) {
-            const gai_mark *obstacle;
-            gai_lock_on(&pool->lock);
-            obstacle = gai_job_obstacle(job, mark, NULL, mark->begin, mark->end);
-            gai_lock_off(&pool->lock);
-            if (obstacle == mark) result = gai_job_wait_for(job, mark);
-        }
-    }
-    return result;
 }
 
 /* Makes the stream of a growing block wait for one mark after the other, then extends the block. Nothing changes
@@ -11467,6 +11454,7 @@ static CUresult gai_job_supply_expandable(gai_job *job, int exact)
     gai_plan plan;
     gai_supply supply;
     gai_batch batch = {NULL, NULL};
+    const gai_mapping *donor;
     CUresult result = CUDA_SUCCESS;
     const char *function = "cuStreamWaitEvent";
     int ready;
@@ -11475,7 +11463,8 @@ static CUresult gai_job_supply_expandable(gai_job *job, int exact)
     gai_lock_off(&pool->lock);
     if (!ready) return CUDA_SUCCESS;
     /* The bytes of a growing block may be used by its stream at once, so waits come before the pages. */
-    if (job->grows && job->may_wait) result = gai_job_wait_for_donors(job, &supply.donors);
+    donor = job->grows && job->may_wait ? supply.donors.first : NULL;
+    for (; donor && !result; donor = donor->next) result = gai_job_wait_for_all(job, donor->block->marks);
     if (!result) result = gai_batch_map(pool, &batch, &function);
     if (result) gai_batch_undo(pool, &batch);
     else gai_pool_tell_mapped(pool, &batch);
