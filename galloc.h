@@ -11770,15 +11770,15 @@ static int gai_step_unpark(gai_job *job)
     return gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* Returns whether the job's stream may be made to wait. The legacy stream never is: every blocking stream would wait
-   with it. */
-static int gai_job_can_wait(const gai_job *job)
+/* Returns why the job's stream may not be made to wait; NULL: it may. The legacy stream never is: every blocking stream
+   would wait with it. */
+static const char *gai_job_why_no_wait(const gai_job *job)
 {
-    const galloc_pool *pool = job->pool;
-    if (!(pool->config.reuse & GALLOC_REUSE_WAIT) || !job->params.stream || job->params.just_ready) return 0;
-    if (pool->variant.one_each) return 0; /* the driver, not galloc, decides who gets freed memory */
-    if (job->params.stream->handle == CU_STREAM_LEGACY) return 0;
-    return !gai_job_is_captured(job);
+    if (!(job->pool->config.reuse & GALLOC_REUSE_WAIT)) return "reuse:wait is off";
+    if (gai_job_is_captured(job)) return "the stream is captured";
+    if (job->pool->variant.one_each) return "each block is the driver's, which decides who gets freed memory";
+    if (!job->params.stream) return "no stream asks";
+    return job->params.stream->handle == CU_STREAM_LEGACY ? "the legacy stream is never made to wait" : NULL;
 }
 
 /* Ends a growth whose addresses are taken: no page helps there. The stream is made to wait for work on the block's own
@@ -11795,7 +11795,7 @@ static int gai_step_addresses(gai_job *job)
     else if (obstacle == GAI_OBSTACLE_BUSY)
         job->error = gai_fail(cudaErrorMemoryAllocation, "out of memory: the driver does not unmap the pages reserved "
                               "behind the block at %p", job->grows);
-    else if (obstacle == GAI_OBSTACLE_MARKED && gai_job_can_wait(job))
+    else if (obstacle == GAI_OBSTACLE_MARKED && !gai_job_why_no_wait(job))
         gai_job_wait_behind(job);
     if (obstacle == GAI_OBSTACLE_MARKED && range.plain && !gai_job_is_done(job))
         job->error = gai_fail(cudaErrorNotSupported, "the block at %p cannot grow in place on this stream yet: work of "
@@ -11828,21 +11828,13 @@ static int gai_step_recycle(gai_job *job)
     return gai_job_release_by(job, &filter) && gai_step_supply(job);
 }
 
-static const char *gai_job_why_no_wait(const gai_job *job)
-{
-    if (!(job->pool->config.reuse & GALLOC_REUSE_WAIT)) return "reuse:wait is off";
-    if (gai_job_is_captured(job)) return "the stream is captured";
-    if (job->pool->variant.one_each) return "each block is the driver's, which decides who gets freed memory";
-    return job->params.stream ? "the legacy stream is never made to wait" : "no stream asks";
-}
-
 /* Makes the stream wait for memory that another stream still uses: a block as it is, or else pages moved from
    several blocks. */
 static int gai_step_wait(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     int done;
-    if (!gai_job_can_wait(job)) return gai_job_leave_out(job, gai_job_why_no_wait(job));
+    if (gai_job_why_no_wait(job)) return gai_job_leave_out(job, gai_job_why_no_wait(job));
     gai_lock_on(&pool->lock);
     gai_pool_join(pool);
     if (!job->params.room && !job->grows) gai_job_take(job, gai_find_all(pool, &job->params, 1));
