@@ -12800,12 +12800,6 @@ static void gai_job_take_steps(gai_job *job, galloc_report *report)
 /* The slow path of one request: the ladder, the callbacks on_oom and on_reject, and the report. A job takes `paging`
    while it climbs the ladder, and calls the program with no lock held. May call all sections before it. */
 
-/* May the call wait for the device beyond its own needs? */
-static int gai_job_may_wait_long(const gai_job *job)
-{
-    return !gai_job_is_captured(job) && !gai_job_waits_are_limited(job);
-}
-
 /* Climbs the ladder once. Threads that miss at the same time serialize on `paging`, and each searches again first.
    After on_oom the stream cache is flushed once more, to find blocks that the callback freed; the stream of this call
    is alive, which confirms them. */
@@ -12813,6 +12807,7 @@ static void gai_job_climb(gai_job *job, galloc_report *report)
 {
     galloc_pool *pool = job->pool;
     gai_scope scope;
+    job->refusal = CUDA_SUCCESS;
     job->error = gai_pool_enter(pool, &scope);
     if (job->error) return;
     if (report->rounds && job->params.stream) {
@@ -12830,15 +12825,15 @@ static void gai_job_climb(gai_job *job, galloc_report *report)
     if (pool->variant.tune)
         pool->variant.tune(pool, job->got ? job->params.requested : 0, job->refusal == CUDA_ERROR_OUT_OF_MEMORY);
     gai_lock_off(&pool->lock);
-    gai_pool_leave(pool, &scope, gai_job_may_wait_long(job));
+    gai_pool_leave(pool, &scope, gai_job_can_wait_for_devices(job));
 }
 
 /* Forgets abandoned streams although the request was served from free memory: a pool that never grows has no other
    occasion. The request has succeeded whatever happens. [no lock] */
-static void gai_job_tidy(const gai_job *job)
+static void gai_job_tidy(gai_job *job)
 {
     gai_scope scope;
-    if (!gai_job_may_wait_long(job) || !gai_lock_try(&job->pool->paging)) return;
+    if (!gai_job_can_wait_for_devices(job) || !gai_lock_try(&job->pool->paging)) return;
     if (!gai_pool_enter_locked(job->pool, &scope)) gai_pool_leave(job->pool, &scope, 1);
 }
 
@@ -12883,10 +12878,8 @@ static int gai_job_asks(gai_job *job, galloc_report *report)
     gai_asking_begin(job->pool, &asking);
     again = asking.call.on_oom && asking.call.on_oom(report, asking.call.user);
     gai_asking_end(job->pool, &asking);
-    if (!again) return 0;
-    report->rounds++;
-    job->refusal = CUDA_SUCCESS;
-    return 1;
+    report->rounds += (unsigned)again;
+    return again;
 }
 
 /* Ends a job that has no memory: calls on_reject and stores the report. */
@@ -12905,14 +12898,6 @@ static void gai_job_refuse(gai_job *job, const galloc_report *report)
     job->reported = 1;
     gai_thread.ran_out = !job->rejected;
     gai_job_say_no_memory(job, report);
-}
-
-/* After a failed ladder: frees what is in quarantine, unchecked. Returns whether there was anything. [no lock] */
-static int gai_job_ends_quarantine(gai_job *job)
-{
-    if (!gai_pool_free_kept(job->pool)) return 0;
-    job->refusal = CUDA_SUCCESS;
-    return 1;
 }
 
 /* After a failed ladder: ends a growth that lacks no memory, but a wait that no step was allowed. [no lock] */
@@ -12935,7 +12920,7 @@ static void gai_job_run(gai_job *job)
     report.rounds = 0;
     do gai_job_climb(job, &report);
     while (!gai_job_is_done(job) && !gai_job_is_kept_waiting(job) &&
-           (gai_job_ends_quarantine(job) || gai_job_asks(job, &report)));
+           (gai_pool_free_kept(job->pool) || gai_job_asks(job, &report)));
     if (!gai_job_is_done(job)) gai_job_refuse(job, &report);
 }
 
