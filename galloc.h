@@ -12014,16 +12014,7 @@ static int gai_stream_has_more(const gai_stream *stream)
     return (stream->uses && stream->freed > stream->done) || stream->handed > stream->done;
 }
 
-/* Returns whether the stream's marks are incomplete, so that a wait for its context is due. */
-static int gai_stream_is_incomplete(galloc_pool *pool, const gai_stream *stream)
-{
-    int incomplete;
-    gai_lock_on(&pool->lock);
-    incomplete = gai_stream_has_more(stream);
-    gai_lock_off(&pool->lock);
-    return incomplete && gai_stream_is_plain(stream);
-}
-
+/* Waits in a context for all work of its device. */
 static CUresult gai_device_wait_in(galloc_pool *pool, CUcontext context)
 {
     gai_scope scope;
@@ -12032,6 +12023,15 @@ static CUresult gai_device_wait_in(galloc_pool *pool, CUcontext context)
     result = gai_device_wait(pool);
     gai_scope_leave(&scope);
     return result;
+}
+
+/* The same in a context that is known by its id. One that has ended needs no wait. */
+static CUresult gai_known_context_wait(galloc_pool *pool, CUcontext context, unsigned long long context_id)
+{
+    enum gai_health health;
+    CUresult result = gai_context_look(context, context_id, &health);
+    if (health == GAI_DEAD) return CUDA_SUCCESS;
+    return result ? result : gai_device_wait_in(pool, context);
 }
 
 /* Waits for all work of a device's primary context, if it is active. *context: the context, or NULL. */
@@ -12054,16 +12054,12 @@ static CUresult gai_known_contexts_wait(galloc_pool *pool, const CUcontext *prim
 {
     CUcontext context;
     unsigned long long id;
-    enum gai_health health;
     CUresult result = CUDA_SUCCESS;
     size_t n;
     int device;
     for (n = 0; !result && gai_context_known(n, &context, &id); n++) {
         for (device = 0; device < devices && primary[device] != context; device++) continue;
-        if (device < devices) continue;
-        result = gai_context_look(context, id, &health);
-        if (health == GAI_ALIVE) result = gai_device_wait_in(pool, context);
-        else if (health == GAI_DEAD) result = CUDA_SUCCESS;
+        if (device == devices) result = gai_known_context_wait(pool, context, id);
     }
     return result;
 }
@@ -12106,17 +12102,6 @@ static CUresult gai_pool_wait_for_orphans(galloc_pool *pool)
 #define GAI_GRAPH_LOOKS GAI_LATCH_YIELDS
 #define GAI_GRAPH_LOOKS_LAST (GAI_LATCH_YIELDS + 64)
 
-/* Waits for the context of a captured stream state, unless it is that of `last`. */
-static CUresult gai_capture_wait(galloc_pool *pool, const gai_stream *stream, const gai_stream *last)
-{
-    enum gai_health health;
-    CUresult result;
-    if (last && last->context == stream->context) return CUDA_SUCCESS;
-    result = gai_context_look(stream->context, stream->context_id, &health);
-    if (health == GAI_DEAD) return CUDA_SUCCESS;
-    return result ? result : gai_device_wait_in(pool, stream->context);
-}
-
 /* Waits for the pool's own context and those of all captured stream states. [paging], so stream states
    stay. */
 static CUresult gai_pool_wait_for_launches(galloc_pool *pool)
@@ -12128,7 +12113,8 @@ static CUresult gai_pool_wait_for_launches(galloc_pool *pool)
     gai_lock_off(&pool->lock);
     for (; stream && !result; stream = stream->next) {
         if (!stream->capture_id || gai_stream_is_unknown(stream) || stream->context == pool->context) continue;
-        result = gai_capture_wait(pool, stream, last);
+        if (!last || last->context != stream->context)
+            result = gai_known_context_wait(pool, stream->context, stream->context_id);
         last = stream;
     }
     return result;
@@ -12171,7 +12157,11 @@ static CUresult gai_pool_wait(galloc_pool *pool)
     if (orphans && !result) result = gai_pool_wait_for_orphans(pool);
     for (; stream; stream = stream->next) {
         CUresult waited = CUDA_SUCCESS;
-        if (gai_stream_is_incomplete(pool, stream))
+        int more;
+        gai_lock_on(&pool->lock);
+        more = gai_stream_has_more(stream);
+        gai_lock_off(&pool->lock);
+        if (more && gai_stream_is_plain(stream))
             waited = gai_context_wait(pool, stream->context, stream->context_id);
         if (waited) result = waited;
     }
