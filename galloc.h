@@ -3920,7 +3920,7 @@ static gai_mark *gai_mark_new(galloc_pool *pool, gai_stream *stream, uint64_t ep
     mark->epoch = epoch;
     mark->begin = begin;
     mark->end = end;
-    if (stream) stream->uses++;
+    stream->uses++;
     return mark;
 }
 
@@ -5996,8 +5996,9 @@ static GAI_INLINE void gai_mark_stamp(gai_mark *mark, uintptr_t begin, uintptr_t
     stream->unmarked += end - begin;
 }
 
-/* Takes a mark promised to a used block for its free. It names the stream state only. */
-static gai_mark *gai_mark_promised(galloc_pool *pool, gai_stream *stream)
+/* Takes a mark that names a stream state only, until it is stamped: one promised to a used block for its free, or one
+   that the caller has ensured. */
+static gai_mark *gai_mark_of(galloc_pool *pool, gai_stream *stream)
 {
     gai_mark *mark = (gai_mark *)gai_slab_take(&pool->marks);
     mark->next = NULL;
@@ -6008,7 +6009,7 @@ static gai_mark *gai_mark_promised(galloc_pool *pool, gai_stream *stream)
 /* Stamps a used block without marks as freed now on the stream. */
 static GAI_INLINE void gai_block_stamp_own(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
-    block->marks = gai_mark_promised(pool, stream);
+    block->marks = gai_mark_of(pool, stream);
     gai_mark_stamp(block->marks, block->addr, block->addr + block->bytes);
 }
 
@@ -6140,7 +6141,7 @@ static void gai_block_stamp_cache(galloc_pool *pool, gai_block *block)
         gai_marks_add(pool, &block->marks, gai_mark_new(pool, stream, block->age, block->addr, end));
         return;
     }
-    gai_block_stamp(pool, block, gai_mark_promised(pool, stream));
+    gai_block_stamp(pool, block, gai_mark_of(pool, stream));
     gai_cache_set(pool, stream); /* its unmarked bytes have grown */
 }
 
@@ -6148,7 +6149,7 @@ static void gai_block_stamp_cache(galloc_pool *pool, gai_block *block)
    free. */
 static void gai_block_uncache(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
-    if (block->marks) gai_block_stamp(pool, block, gai_mark_promised(pool, stream));
+    if (block->marks) gai_block_stamp(pool, block, gai_mark_of(pool, stream));
     else gai_block_stamp_own(pool, block, stream);
     gai_block_untake(pool, block);
     gai_block_give(pool, block);
@@ -10035,7 +10036,7 @@ static void gai_pool_limit_kept(galloc_pool *pool, const gai_site *site)
               gai_block_marks_precede(block, site->stream);
         if (!may) pool->stats.unchecked++;
         else if (gai_kept_check(pool, block, site, 0))
-            gai_block_stamp(pool, block, gai_mark_promised(pool, site->stream)); /* it reads the block until then */
+            gai_block_stamp(pool, block, gai_mark_of(pool, site->stream)); /* it reads the block until then */
         gai_block_put(pool, block);
     }
 }
@@ -13420,8 +13421,7 @@ static int gai_marks_name_unknown(galloc_pool *pool, const gai_block *block, gai
     for (mark = marks; mark; last = mark, mark = mark->next) outside |= gai_stream_leaves_out(mark->stream, block);
     if (!outside) return 1;
     if (!gai_slab_has(&pool->marks, 1)) return 0;
-    last->next = gai_mark_new(pool, NULL, 0, 0, 0);
-    last->next->stream = gai_pool_unknown_streams(pool);
+    last->next = gai_mark_of(pool, gai_pool_unknown_streams(pool));
     return 1;
 }
 
@@ -13468,7 +13468,7 @@ static int gai_block_free_on(galloc_pool *pool, gai_block *block, gai_stream *st
 {
     gai_mark *mark;
     GAI_TELL(pool, gai_block_untell(pool, block, stream, NULL));
-    mark = gai_mark_promised(pool, stream);
+    mark = gai_mark_of(pool, stream);
     if (stream->capture_id && !gai_marks_name_unknown(pool, block, mark)) {
         gai_slab_give(&pool->marks, mark);
         gai_block_let_go(block);
@@ -13520,34 +13520,28 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, g
    galloc_stream_retire. Marks are added under the pool's lock; retiring also takes `recording`, and the global lock to
    visit all pools. May call free and all sections before it. */
 
-/* Adds a mark of the stream to a list. The stream state stays held until gai_stream_release. */
-static int gai_marks_name(galloc_pool *pool, gai_mark **list, gai_site *site)
-{
-    gai_stream *stream;
-    gai_mark *mark = NULL;
-    gai_lock_on(&pool->lock);
-    stream = gai_stream_hold(pool, site);
-    if (stream && gai_slab_need(&pool->marks, 1)) {
-        mark = gai_mark_new(pool, NULL, 0, 0, 0);
-        mark->stream = stream;
-        mark->next = *list;
-        *list = mark;
-    } else if (stream) {
-        stream->busy--;
-    }
-    gai_lock_off(&pool->lock);
-    return mark != NULL;
-}
-
-/* Adds marks of n streams to a list. After an error the list contains the marks that were added before it. */
-static cudaError_t gai_marks_name_all(galloc_pool *pool, gai_mark **list, gai_site *sites, const cudaStream_t *streams,
-                                      int n, cudaStream_t zero)
+/* Adds marks of n streams to a list. Their stream states stay held until gai_stream_release. After an error the list
+   contains the marks that were added before it. */
+static cudaError_t gai_marks_name(galloc_pool *pool, gai_mark **list, gai_site *sites, const cudaStream_t *streams,
+                                  int n, cudaStream_t zero)
 {
     int i;
     for (i = 0; i < n; i++) {
+        gai_stream *stream;
+        gai_mark *mark = NULL;
         cudaError_t error = gai_site_of(streams[i] ? streams[i] : zero, &sites[i]);
         if (error) return error;
-        if (gai_marks_name(pool, list, &sites[i])) continue;
+        gai_lock_on(&pool->lock);
+        stream = gai_stream_hold(pool, &sites[i]);
+        if (stream && gai_slab_need(&pool->marks, 1)) {
+            mark = gai_mark_of(pool, stream);
+            mark->next = *list;
+            *list = mark;
+        } else if (stream) {
+            stream->busy--;
+        }
+        gai_lock_off(&pool->lock);
+        if (mark) continue;
         if (sites[i].capture && sites[i].refused) return gai_stream_refused(&sites[i]);
         return gai_fail(cudaErrorMemoryAllocation, "no host memory to record %d streams", n);
     }
@@ -13615,7 +13609,7 @@ static cudaError_t gai_pool_free_after(galloc_pool *pool, void *ptr, const cudaS
     cudaError_t error;
     if (n > GAI_SITES) sites = (gai_site *)GALLOC_MALLOC((size_t)n * sizeof *sites);
     if (!sites) return gai_fail(cudaErrorMemoryAllocation, "no host memory to record %d streams", n);
-    error = gai_marks_name_all(pool, &marks, sites, streams, n, zero);
+    error = gai_marks_name(pool, &marks, sites, streams, n, zero);
     error = gai_pool_free_named(pool, ptr, marks, sites, error);
     if (sites != few) GALLOC_FREE(sites);
     return error;
@@ -13733,11 +13727,9 @@ static cudaError_t gai_retire(const gai_site *site)
 static gai_mark *gai_block_users(galloc_pool *pool, const gai_block *block, gai_stream *stream)
 {
     const gai_mark *use;
-    gai_mark *users = gai_mark_new(pool, NULL, 0, 0, 0);
-    users->stream = stream;
+    gai_mark *users = gai_mark_of(pool, stream);
     for (use = block->recorded_uses; use; use = use->next) {
-        gai_mark *user = gai_mark_new(pool, NULL, 0, 0, 0);
-        user->stream = use->stream;
+        gai_mark *user = gai_mark_of(pool, use->stream);
         user->next = users->next;
         users->next = user;
     }
@@ -17099,7 +17091,7 @@ static void gai_block_stamp_first(galloc_pool *pool, gai_block *block, const gai
     if (block->segment->outside) return;
     for (; marks; marks = marks->next)
         if (marks->stream == block->stream) return;
-    gai_block_stamp(pool, block, gai_mark_promised(pool, block->stream));
+    gai_block_stamp(pool, block, gai_mark_of(pool, block->stream));
 }
 
 /* Returns whether the driver can free a block in stream order: only the freeing stream has used it. */
@@ -18194,7 +18186,7 @@ static size_t gai_pool_end_quarantine(galloc_pool *pool, int waits)
         checks = can && !mark && gai_site_has_stream(pool, &site);
         pool->stats.unchecked += !checks;
         if (checks && gai_kept_check(pool, block, &site, 1))
-            gai_block_stamp(pool, block, gai_mark_promised(pool, gai_pool_unknown_streams(pool)));
+            gai_block_stamp(pool, block, gai_mark_of(pool, gai_pool_unknown_streams(pool)));
         gai_block_put(pool, block);
     }
     gai_lock_off(&pool->lock);
