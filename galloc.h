@@ -13276,28 +13276,23 @@ static void gai_use_is_due(galloc_pool *pool, gai_stream *stream)
     pool->due |= stream->due;
 }
 
-/* Stamps recorded uses as if their streams had used the block until now. Events become due on these streams, and are
-   recorded when the lock is released. */
-static void gai_block_stamp_uses(galloc_pool *pool, gai_block *block, gai_mark *recorded_uses)
-{
-    gai_mark *use;
-    for (use = recorded_uses; use; use = use->next) gai_use_is_due(pool, use->stream);
-    gai_block_stamp(pool, block, recorded_uses);
-}
-
 /* Counts a free on each stream of the marks; see busy_frees in the comment of gai_cache. */
 static void gai_marks_count_free(const gai_mark *mark)
 {
     for (; mark; mark = mark->next) gai_set_relaxed(&mark->stream->busy_frees, mark->stream->busy_frees + 1);
 }
 
-/* Stamps the recorded uses of a block that is freed. */
+/* Stamps the recorded uses of a block that is freed, as if their streams had used it until now. Events become due on
+   these streams, and are recorded when the lock is released. */
 static void gai_block_free_uses(galloc_pool *pool, gai_block *block)
 {
     gai_mark *use;
     gai_marks_count_free(block->recorded_uses);
-    for (use = block->recorded_uses; use; use = use->next) use->stream->uses--; /* gai_mark_stamp increments it again */
-    gai_block_stamp_uses(pool, block, block->recorded_uses);
+    for (use = block->recorded_uses; use; use = use->next) {
+        gai_use_is_due(pool, use->stream);
+        use->stream->uses--; /* gai_mark_stamp increments it again */
+    }
+    gai_block_stamp(pool, block, block->recorded_uses);
     block->recorded_uses = NULL;
 }
 
