@@ -12989,30 +12989,27 @@ static cudaError_t gai_pool_look_for_reset(galloc_pool *pool)
 static cudaError_t gai_job_do(gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    int done = 0, crowded;
+    int crowded;
     gai_lock_on(&pool->lock);
     job->params.stream = gai_stream_hold(pool, &job->site);
-    if (job->params.stream) {
-        if (pool->lost_on_reset && !job->site.own_context) job->error = gai_pool_look_for_reset(pool);
-        if (!job->error) gai_job_search_locked(job, GAI_REACH_OWN);
-        if (!job->error) gai_job_count(job);
-        done = gai_job_is_done(job);
-        if (job->got && job->params.growable) gai_block_ask_rest(pool, job->got, job->params.stream);
-        if (done) gai_stream_release(pool, job->params.stream, &job->site);
-        if (job->got) gai_block_note_latest(pool, job->got, job->params.stream);
+    if (!job->params.stream) {
+        gai_lock_off(&pool->lock);
+        return gai_stream_refused(&job->site);
     }
-    crowded = done && gai_pool_has_abandoned(pool);
-    gai_lock_off(&pool->lock);
-    if (crowded) gai_job_tidy(job);
-    if (!job->params.stream) return gai_stream_refused(&job->site);
-    if (!done) {
+    if (pool->lost_on_reset && !job->site.own_context) job->error = gai_pool_look_for_reset(pool);
+    if (!job->error) gai_job_search_locked(job, GAI_REACH_OWN);
+    if (!job->error) gai_job_count(job);
+    crowded = gai_job_is_done(job) && gai_pool_has_abandoned(pool);
+    if (!gai_job_is_done(job)) {
+        gai_lock_off(&pool->lock);
         gai_job_run(job);
         gai_lock_on(&pool->lock);
-        if (job->got && job->params.growable) gai_block_ask_rest(pool, job->got, job->params.stream);
-        gai_stream_release(pool, job->params.stream, &job->site);
-        if (job->got) gai_block_note_latest(pool, job->got, job->params.stream);
-        gai_lock_off(&pool->lock);
     }
+    if (job->got && job->params.growable) gai_block_ask_rest(pool, job->got, job->params.stream);
+    gai_stream_release(pool, job->params.stream, &job->site);
+    if (job->got) gai_block_note_latest(pool, job->got, job->params.stream);
+    gai_lock_off(&pool->lock);
+    if (crowded) gai_job_tidy(job);
     return job->got ? cudaSuccess : job->error;
 }
 
