@@ -10230,18 +10230,15 @@ static int gai_stream_leaves(const galloc_pool *pool, const gai_stream *stream, 
 
 static gai_found gai_find(const gai_job *job, enum gai_reach reach)
 {
-    gai_found none = {NULL, 0};
-    if (job->params.stream && job->params.stream->capture) {
-        gai_found found = gai_find_captured(job->pool, &job->params);
-        if (found.block) return found;
-    }
-    if (reach == GAI_REACH_OWN) {
-        const gai_params *params = &job->params;
-        gai_found found = gai_find_own(job->pool, params);
-        if (!found.block || job->own_tried || params->just_ready) return found;
-        return gai_stream_leaves(job->pool, params->stream, found.block, found.at, params->bytes) ? none : found;
-    }
-    return gai_find_all(job->pool, &job->params, 0);
+    const gai_params *params = &job->params;
+    gai_found found = {NULL, 0};
+    if (params->stream && params->stream->capture) found = gai_find_captured(job->pool, params);
+    if (found.block) return found;
+    if (reach != GAI_REACH_OWN) return gai_find_all(job->pool, params, 0);
+    found = gai_find_own(job->pool, params);
+    if (found.block && !job->own_tried && !params->just_ready &&
+        gai_stream_leaves(job->pool, params->stream, found.block, found.at, params->bytes)) found.block = NULL;
+    return found;
 }
 
 static void gai_job_took(gai_job *job, gai_block *block)
