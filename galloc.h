@@ -9076,23 +9076,16 @@ static size_t gai_rounded(const galloc_pool *pool, size_t bytes)
     return gai_up_by_steps(bytes, divisions);
 }
 
-/* The largest size that is rounded to 512 bytes only. */
-static size_t gai_rounded_plainly(const galloc_pool *pool)
-{
-    size_t plain = pool->divisions ? GAI_UNIT * pool->divisions : SIZE_MAX, divisions;
-    int i;
-    if (pool->variant.one_each) return SIZE_MAX;
-    for (i = 0; i < GALLOC_DIVISIONS; i++) {
-        divisions = pool->config.roundup_power2_divisions[i];
-        if (divisions > 1 && GAI_UNIT * divisions < plain) plain = GAI_UNIT * divisions;
-    }
-    return plain;
-}
-
 /* Derives `plain` and `special` from the settings. */
 static void gai_pool_choose_rounding(galloc_pool *pool)
 {
-    pool->plain = gai_rounded_plainly(pool);
+    int i;
+    pool->plain = pool->divisions ? GAI_UNIT * pool->divisions : SIZE_MAX;
+    for (i = 0; i < GALLOC_DIVISIONS; i++) {
+        size_t divisions = pool->config.roundup_power2_divisions[i];
+        if (divisions > 1) pool->plain = gai_min(pool->plain, GAI_UNIT * divisions);
+    }
+    if (pool->variant.one_each) pool->plain = SIZE_MAX;
     pool->special = pool->variant.route;
     if (pool->oversize) pool->special = GAI_ROUTE_LONG;
     else if (!pool->special && pool->plain != SIZE_MAX) pool->special = GAI_ROUTE_ROUNDED;
@@ -10997,11 +10990,6 @@ static int gai_plan_again(galloc_pool *pool, gai_page_filter *filter, gai_plan *
 /* Where the part of the hole begins that is to be filled. */
 static uintptr_t gai_plan_supply_begin(const gai_plan *plan) { return gai_max(plan->begin, plan->hole->addr); }
 
-static int gai_plan_ends_in_hole(const gai_plan *plan)
-{
-    return plan->hole && plan->end <= plan->hole->addr + plan->hole->bytes;
-}
-
 #define GAI_OVERHEAD_SPARED 0.02 /* spared below the peak of live bytes, for a new peak. Saves 0.3 % */
 
 /* Bytes that may be created before pages are moved instead. Above gc_threshold none. */
@@ -11171,15 +11159,6 @@ static int gai_job_plan_behind(gai_job *job, gai_plan *plan)
     return 1;
 }
 
-/* Notes that the driver has no more addresses. Only a request with room fails for it: no later step finds a room. */
-static void gai_job_lacks_addresses(gai_job *job, CUresult result)
-{
-    gai_job_refused(job, result, "cuMemAddressReserve");
-    if (!job->params.room || job->error) return;
-    job->error = gai_fail(cudaErrorMemoryAllocation, "out of memory: no address range of %zu bytes is left",
-                          job->params.room);
-}
-
 /* Finds more addresses: if many are reserved, by dropping half of the stale aliases, then all; else by a new
    reservation. */
 static CUresult gai_job_find_addresses(gai_job *job, int tries)
@@ -11208,10 +11187,14 @@ static int gai_job_plan(gai_job *job, gai_plan *plan)
     for (tries = 0; tries < 3 && !found && !result; tries++) {
         gai_lock_off(&pool->lock);
         result = gai_job_find_addresses(job, tries);
-        if (result) gai_job_lacks_addresses(job, result);
+        if (result) gai_job_refused(job, result, "cuMemAddressReserve");
         gai_lock_on(&pool->lock);
         found = !result && gai_plan_best(pool, &filter, plan);
     }
+    /* Only a request with room fails for a lack of addresses: no later step finds a room. */
+    if (result && job->params.room && !job->error)
+        job->error = gai_fail(cudaErrorMemoryAllocation, "out of memory: no address range of %zu bytes is left",
+                              job->params.room);
     if (found) gai_plan_hold(plan, NULL);
     return found;
 }
@@ -11331,7 +11314,8 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_supply *supply, int 
     size_t bytes = gai_plan_created(plan), most, allowance = gai_job_allowance(job), headroom = gai_pool_headroom(pool);
     size_t within;
     int fits;
-    int room = job->params.room || (plan->hole && plan->hole->kind == GAI_ROOM), open = gai_plan_ends_in_hole(plan);
+    int room = job->params.room || (plan->hole && plan->hole->kind == GAI_ROOM);
+    int open = plan->hole && plan->end <= plan->hole->addr + plan->hole->bytes;
     supply->page_bytes = gai_page_size(pool, bytes, allowance);
     if (!bytes) return 1;
     if (job->params.own_only) allowance = headroom = 0;
