@@ -20969,19 +20969,29 @@ static CUresult gai_override_await_legacy(void)
     return result;
 }
 
-/* The driver allocates in stream order (cudaMallocAsync): waits until that has been done. */
-static cudaError_t gai_override_allocated(galloc_pool *pool, void **ptr)
+/* Returns whether the driver allocates a block in stream order (cudaMallocAsync). */
+static int gai_override_is_queued(const void *ptr)
 {
-    galloc_config config;
-    CUresult result = CUDA_SUCCESS;
-    cudaError_t error = galloc_pool_config(pool, &config);
-    if (!error && config.backend == GALLOC_BACKEND_CUDA_MALLOC_ASYNC)
-        result = gai_override_await_legacy();
-    if (result) error = gai_end("galloc_override_malloc", gai_driver_failed(result, "cuStreamSynchronize"));
-    if (!error) return cudaSuccess;
+    gai_block *block;
+    int queued;
+    galloc_pool *pool = gai_pool_around(ptr);
+    if (!pool) return 0;
+    gai_lock_on(&pool->lock);
+    block = gai_block_around(pool, (uintptr_t)ptr);
+    queued = block && pool->variant.alloc && !block->segment->outside;
+    gai_lock_off(&pool->lock);
+    gai_pool_unpin(pool);
+    return queued;
+}
+
+/* Waits until the driver has allocated what cudaMalloc returns. */
+static cudaError_t gai_override_allocated(void **ptr)
+{
+    CUresult result = gai_override_is_queued(*ptr) ? gai_override_await_legacy() : CUDA_SUCCESS;
+    if (!result) return cudaSuccess;
     (void)galloc_free(*ptr, cudaStreamLegacy);
     *ptr = NULL;
-    return error;
+    return gai_end("galloc_override_malloc", gai_driver_failed(result, "cuStreamSynchronize"));
 }
 
 GALLOC_API cudaError_t galloc_override_malloc(void **ptr, size_t bytes)
@@ -20990,7 +21000,7 @@ GALLOC_API cudaError_t galloc_override_malloc(void **ptr, size_t bytes)
     cudaError_t error = gai_override_pool(&pool);
     if (error && ptr) *ptr = NULL;
     if (!error) error = galloc_pool_malloc(pool, ptr, bytes, cudaStreamLegacy);
-    return error || !gai_load(&gai_process.given_pools) ? error : gai_override_allocated(pool, ptr);
+    return error || !gai_load(&gai_process.given_pools) ? error : gai_override_allocated(ptr);
 }
 
 /* Waits for all work of a context, if it is one of the device. */

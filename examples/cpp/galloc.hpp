@@ -22,6 +22,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdio>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -343,19 +344,31 @@ private:
     way_back back_;
 };
 
-/* Frees on a stream of that context; none: of the current one. */
+/* Frees on a stream of that context; none: of the current one. Of failures galloc does not know of, stderr gets a
+   line. */
 inline void give_in(const context_ref &ref, void *p, cudaStream_t stream) noexcept
 {
-    (void)twice([=]() -> cudaError_t {
+    cudaError_t lost = cudaSuccess;
+    (void)twice([&]() -> cudaError_t {
+        bool freed = false;
+        cudaError_t code = cudaErrorMemoryAllocation;
+        lost = cudaSuccess;
         try {
             context_guard guard(ref);
-            return galloc_free(p, stream);
+            code = galloc_free(p, stream);
+            freed = true;
+            guard.leave();
+            return code;
         } catch (const error &e) {
-            return e.code();
+            lost = e.code();
         } catch (...) {
-            return cudaErrorMemoryAllocation;
+            lost = cudaErrorMemoryAllocation;
         }
+        return freed ? code : lost;
     });
+    if (lost != cudaSuccess)
+        (void)std::fprintf(stderr, "galloc.hpp: a context cannot be made current as memory is freed: %s\n",
+                           cudaGetErrorString(lost));
 }
 
 inline bool is_legacy(cudaStream_t stream) noexcept

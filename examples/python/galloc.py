@@ -160,8 +160,12 @@ class Pool:
 
     def drop(self, ptr, stream=None, wait=False):
         """free() for finalisers, whose exceptions are lost: a free that fails is tried again, then the log has a line.
-        A default stream is that of the pool's device."""
-        _load().galloc_python_drop(operator.index(ptr), handle(stream), self.device, wait)
+        A default stream is that of the pool's device. If the stream has no handle any more, the free waits."""
+        try:
+            number = handle(stream)
+        except Exception:
+            number, wait = 0, True
+        _load().galloc_python_drop(operator.index(ptr), number, self.device, wait)
 
     def block(self, nbytes, stream=None):
         """Memory that is freed with the object."""

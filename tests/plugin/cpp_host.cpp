@@ -8,7 +8,9 @@
 #include "test.h"
 
 #include <atomic>
+#include <cstdio>
 #include <cstring>
+#include <string>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -285,6 +287,22 @@ static int ends_the_fault()
     return device;
 }
 
+/* What a call writes to stderr. */
+template <class Call> std::string said_by(Call call)
+{
+    char text[1000];
+    FILE *file = tmpfile();
+    const int before = dup(STDERR_FILENO);
+    EXPECT(file && dup2(fileno(file), STDERR_FILENO) >= 0);
+    call();
+    (void)dup2(before, STDERR_FILENO);
+    (void)close(before);
+    rewind(file);
+    const std::size_t n = fread(text, 1, sizeof text, file);
+    (void)fclose(file);
+    return std::string(text, n);
+}
+
 /* One failure changes nothing, and the error of two comes from the call, whose work is done or undone. */
 TEST(a_call_that_cannot_go_back_to_the_context_reports_it)
 {
@@ -327,8 +345,9 @@ TEST(a_call_that_cannot_go_back_to_the_context_reports_it)
             OK(cudaSetDevice(0));
 
             fail_the_way_back("cuCtxSetCurrent", fails);
-            owner.reset(); /* it can report nothing */
+            const std::string said = said_by([&] { owner.reset(); });
             EXPECT_EQ(ends_the_fault(), back ? 0 : 1);
+            EXPECT_EQ(said.find("galloc.hpp: a context cannot be made current") != std::string::npos, !back);
             EXPECT_EQ(live(1), before - 1000 + MiB(1) - 1);
             OK(cudaSetDevice(0));
         }

@@ -1359,6 +1359,22 @@ def cuda_core_names_the_stream_of_each_call():
 
 
 @test
+def a_buffer_whose_stream_was_closed_goes_after_the_work_of_the_stream():
+    import galloc_cuda_core
+    resource = galloc_cuda_core.GallocMemoryResource(0)
+    before = galloc.default_pool().memory()["live"]
+    for without in None, 0:
+        stream = Closed(without)
+        buffer = resource.allocate(MIB, stream=stream)
+        for _ in range(200):
+            memset(buffer.ptr, stream.number)
+        stream.close()
+        assert sim.sim_pending()
+        buffer.close()
+        assert not sim.sim_pending() and galloc.default_pool().memory()["live"] == before
+
+
+@test
 def rmm_calls_back():
     module("rmm", mr=types.SimpleNamespace(CallbackMemoryResource=lambda *functions: functions))
     import galloc_rmm
