@@ -238,7 +238,7 @@
      words, and the log gets a line (GALLOC_LOG, galloc_set_log, GALLOC_CONF=log:...); repeated lines are folded.
      Resets: after an error that ends the context (an illegal address, for example) its pools refuse requests until
      cudaDeviceReset, which galloc detects. Pools of other contexts go on, without what was freed on that one's streams
-     until it has ended. Pages survive the reset, cudaMalloc segments do not. A block in such a segment may be freed;
+     until it has ended. Pages survive the reset, cudaMalloc segments do not. A block there counts until it is freed;
      once the driver hands out its addresses again they belong to the new block, and the old one counts as freed.
      Exit: once the driver has shut down, calls that free, release or end something succeed and do nothing, and calls
      that need the device return cudaErrorCudartUnloading. Wrong writes by the program: see docs/guards.md.
@@ -18448,7 +18448,6 @@ typedef struct gai_snapshot_item {
     uint32_t tag, stack;
     char state;  /* an index of gai_item_states */
     char begins; /* the item before it ends elsewhere, or in another segment */
-    char lost;   /* its memory is gone */
 } gai_snapshot_item;
 
 static const char *const gai_item_states[] = { "inactive", "active_pending_free", "active_allocated" };
@@ -18502,11 +18501,10 @@ static void gai_copy_block(gai_snapshot_info *copy, const gai_block *block)
 {
     gai_snapshot_item item;
     memset(&item, 0, sizeof item);
-    if (!gai_block_has_pages(block) || (block->segment->lost && block->kind != GAI_USED)) return;
+    if (!gai_block_has_pages(block)) return;
     item.addr = block->addr;
     item.bytes = block->bytes;
     item.state = gai_item_state(block);
-    item.lost = (char)(block->segment->lost != 0);
     item.stream_id = gai_counted(&block->stream_id);
     item.capture_id = gai_block_capture_id(block);
     if (item.state == 2) {
@@ -18517,25 +18515,26 @@ static void gai_copy_block(gai_snapshot_info *copy, const gai_block *block)
     gai_copy_add(copy, block->segment, &item);
 }
 
-static void gai_copy_page(gai_snapshot_info *copy, const gai_mapping *mapping)
+static void gai_copy_page(gai_snapshot_info *copy, const gai_segment *segment, uintptr_t addr, size_t bytes)
 {
     gai_snapshot_item item;
     memset(&item, 0, sizeof item);
-    item.addr = mapping->addr;
-    item.bytes = mapping->bytes;
-    gai_copy_add(copy, mapping->segment, &item);
+    item.addr = addr;
+    item.bytes = bytes;
+    gai_copy_add(copy, segment, &item);
 }
 
-/* The pages that begin in a block. */
+/* The pages that begin in a block. Of a lost segment only the used blocks count. */
 static void gai_copy_pages(gai_snapshot_info *copy, const gai_block *block)
 {
     uintptr_t at = gai_down(block->addr, GAI_FIXED_SMALL), end = block->addr + block->bytes;
     const gai_segment *segment = block->segment;
-    if (!gai_block_has_pages(block) || segment->lost) return;
-    if (segment->given && block == segment->first) gai_copy_page(copy, segment->whole);
-    while (at < end && !segment->given) {
+    if (!gai_block_has_pages(block)) return;
+    if (segment->lost) gai_copy_page(copy, segment, block->addr, block->bytes);
+    else if (segment->given && block == segment->first) gai_copy_page(copy, segment, segment->addr, segment->bytes);
+    while (at < end && !segment->lost && !segment->given) {
         const gai_mapping *mapping = gai_page_at(at);
-        if (mapping->addr >= block->addr) gai_copy_page(copy, mapping);
+        if (mapping->addr >= block->addr) gai_copy_page(copy, segment, mapping->addr, mapping->bytes);
         at = mapping->addr + mapping->bytes;
     }
 }
@@ -18995,7 +18994,7 @@ static size_t gai_emit_segment(gai_emitter *e, const gai_snapshot_info *copy, si
     do {
         const gai_snapshot_item *item = &copy->items[i];
         gai_emit_block(e, copy, item);
-        total += item->lost ? 0 : item->bytes;
+        total += item->bytes;
         active += gai_emitted_state(copy, item) ? item->bytes : 0;
         allocated += item->state == 2 ? item->bytes : 0;
         requested += item->requested;
