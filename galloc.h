@@ -152,7 +152,9 @@
      allocated for, returns to the driver at the free; others once all their streams' work is complete. `reuse` and
      release_threshold set the driver's pool attributes of that meaning. Memory that the driver keeps counts as held and
      free, as of the last allocation or trim; until then, and by the driver's rounding, a limit can be exceeded.
-     Captured allocations are cudaMalloc's with both backends: a new block of the graph, by the rules below.
+     Captured allocations, and those on the legacy stream while a blocking stream is captured, are cudaMalloc's with
+     both backends, and go by cudaFree in a later call that may wait (wait_limit_ms); the captured ones once their graph
+     is gone (ON GRAPHS).
      With both, a block can be resized only up to the size requested for it; room is memory, in steps of 512 bytes;
      galloc_pool_reserve returns cudaErrorNotSupported.
 
@@ -3171,8 +3173,8 @@ typedef struct gai_variant {
     /* give_back: returns blocks whose work is complete to the driver, until about `wanted` bytes are returned; for
        gai_step_poll. release: the same for gai_pool_release; returns how many bytes less the pool holds then.
        [paging] */
-    void (*give_back)(galloc_pool *pool, size_t wanted);
-    size_t (*release)(galloc_pool *pool, size_t wanted);
+    void (*give_back)(galloc_pool *pool, size_t wanted, int no_wait);
+    size_t (*release)(galloc_pool *pool, size_t wanted, int no_wait);
     /* Asks the driver how much it holds. [paging] */
     void (*refresh)(galloc_pool *pool);
     /* alloc: allocates a fixed segment. dealloc: frees one whose making failed in a later step, and no other: those end
@@ -6554,8 +6556,8 @@ static size_t gai_pool_captured(const galloc_pool *pool)
    by the pool's lock, which is released while the driver is asked about a new stream. Calls the driver table and the
    sections from slab to capture. */
 
-/* The segment's memory is gone with its context, or was never allocated by its graph. Free blocks of the segment become
-   unavailable; used ones stay until the program frees them. Then the segment ends without a driver call. [lock] */
+/* The segment's memory is gone with its context. Free blocks of the segment become unavailable; used ones stay until
+   the program frees them. Then the segment ends without a driver call. [lock] */
 static void gai_segment_lose(galloc_pool *pool, gai_segment *segment)
 {
     gai_block *block;
@@ -8441,6 +8443,7 @@ typedef struct gai_page_filter {
     size_t wanted, most, least;
     int may_wait;
     int one_place;   /* the planner looks at one place, not at all of them */
+    int no_wait;     /* cudaMallocAsync: what cudaMalloc made stays, since cudaFree waits */
     uint64_t before; /* to be given back: only pages that were not used later, counted in frees */
 } gai_page_filter;
 
@@ -8451,7 +8454,7 @@ static gai_page_filter gai_page_filter_for(const gai_params *params)
     filter.params = params;
     filter.wanted = filter.most = SIZE_MAX;
     filter.least = 0;
-    filter.may_wait = filter.one_place = 0;
+    filter.may_wait = filter.one_place = filter.no_wait = 0;
     filter.before = UINT64_MAX;
     return filter;
 }
@@ -8717,7 +8720,7 @@ static size_t gai_pool_release_by(galloc_pool *pool, const gai_page_filter *whic
     size_t wanted = which->wanted, held, given = 0;
     int some;
     if (gai_pool_stays_mapped(pool)) return 0;
-    if (pool->variant.release) return pool->variant.release(pool, wanted);
+    if (pool->variant.release) return pool->variant.release(pool, wanted, which->no_wait);
     do {
         gai_page_filter filter = *which;
         gai_batch batch = {NULL, NULL};
@@ -11714,11 +11717,14 @@ static int gai_step_follow(gai_job *job)
     return gai_job_search(job, GAI_REACH_ALL);
 }
 
+/* Returns whether waits are limited: then no wait is begun that cannot be ended. */
+static int gai_job_waits_are_limited(const gai_job *job) { return job->pool->config.wait_limit_ms != UINT64_MAX; }
+
 /* Completes other streams' marks whose events are done, coalesces runs of slots, and retries what failed before. */
 static int gai_step_poll(gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    int aliases;
+    int aliases, no_wait = gai_job_waits_are_limited(job) || pool->config.throw_on_cudamalloc_oom;
     gai_pool_retry(pool);
     gai_pool_sweep_lost(pool);
     gai_lock_on(&pool->lock);
@@ -11726,7 +11732,7 @@ static int gai_step_poll(gai_job *job)
     gai_lock_off(&pool->lock);
     if ((pool->config.reuse & GALLOC_REUSE_COMPLETED) || pool->variant.one_each || aliases) gai_pool_poll(pool);
     gai_pool_limit_stale(pool);
-    if (pool->variant.give_back && !gai_job_is_captured(job)) pool->variant.give_back(pool, SIZE_MAX);
+    if (pool->variant.give_back && !gai_job_is_captured(job)) pool->variant.give_back(pool, SIZE_MAX, no_wait);
     gai_lock_on(&pool->lock);
     if (pool->variant.coalesce) pool->variant.coalesce(pool, 0);
     gai_lock_off(&pool->lock);
@@ -11785,9 +11791,6 @@ static int gai_step_addresses(gai_job *job)
     return gai_job_is_done(job);
 }
 
-/* Returns whether waits are limited: then no wait is begun that cannot be ended. */
-static int gai_job_waits_are_limited(const gai_job *job) { return job->pool->config.wait_limit_ms != UINT64_MAX; }
-
 /* Gives back spare pages and creates new ones in one piece: as many bytes as the limit lacks, or all if the device
    has refused. */
 static int gai_step_recycle(gai_job *job)
@@ -11797,10 +11800,11 @@ static int gai_step_recycle(gai_job *job)
     gai_page_filter filter = gai_page_filter_for(NULL);
     gai_growth_range range;
     if (job->grows && gai_job_obstacle_behind(job, &range) != GAI_OBSTACLE_HOLE) return 0;
-    if (!pool->config.expandable_segments) { /* cuMemFree waits for the device, but not with cudaMallocAsync's memory */
+    if (!pool->config.expandable_segments) { /* cuMemFree waits for the device, but not for memory of a driver's pool */
         if (gai_job_is_captured(job)) return gai_job_leave_out(job, "cudaFree waits, which a capture forbids");
         if (gai_job_waits_are_limited(job) && !pool->variant.refresh)
             return gai_job_leave_out(job, "wait_limit_ms cannot limit cudaFree");
+        filter.no_wait = gai_job_waits_are_limited(job);
     }
     /* The driver refused nothing, so it is the limit: only what it lacks goes. */
     if (!job->refusal) {
@@ -12186,7 +12190,7 @@ static int gai_step_wait_device(gai_job *job)
 
 /* What other pools of the device give back. */
 enum gai_borrowing {
-    GAI_BORROW_IDLE, /* idle memory, but no cudaMalloc segments, whose release waits. Pools whose `paging` lock is busy
+    GAI_BORROW_IDLE, /* idle memory, but nothing by cudaMalloc, whose release waits. Pools whose `paging` lock is busy
                         or that have an on_unmap callback give none */
     GAI_BORROW_KEPT, /* the same, and what is in quarantine, unchecked */
     GAI_BORROW_ALL   /* both from every pool, after a wait for the device: it releases this pool's `paging` lock while
@@ -12197,7 +12201,9 @@ enum gai_borrowing {
 static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, enum gai_borrowing how)
 {
     galloc_pool *other = NULL;
+    gai_page_filter filter = gai_page_filter_for(NULL);
     size_t given = 0;
+    filter.no_wait = how != GAI_BORROW_ALL;
     while ((other = gai_pool_visit(other, pool->budget)) != NULL) {
         gai_scope scope;
         if (other == pool || given >= wanted) continue;
@@ -12214,11 +12220,13 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, enum gai_borrowi
         } else {
             int gives = how == GAI_BORROW_ALL || other->config.expandable_segments || other->variant.refresh;
             gai_pool_poll(other);
-            if (gives) given += gai_pool_release(other, wanted - given);
+            filter.wanted = gai_left(wanted, given);
+            if (gives) given += gai_pool_release_by(other, &filter);
             if (how == GAI_BORROW_ALL && given < wanted && gai_pool_held(other) && !gai_pool_wait(other))
                 given += gai_pool_release(other, wanted - given);
+            filter.wanted = gai_left(wanted, given);
             if (how != GAI_BORROW_IDLE && gives && given < wanted && gai_pool_free_kept(other))
-                given += gai_pool_release(other, wanted - given);
+                given += gai_pool_release_by(other, &filter);
             gai_scope_leave(&scope);
             gai_lock_off(&other->paging);
         }
@@ -16905,7 +16913,7 @@ static CUresult gai_async_take_back(galloc_pool *pool, CUdeviceptr addr, const g
 }
 
 /* Charges the growth of the driver's pool to the budget, since only now it is known; an estimate if the driver does not
-   tell. What is held outside of it is read and charged in one step: another thread may give some of that back. */
+   tell. */
 static CUresult gai_async_charge(galloc_pool *pool, gai_segment *segment, size_t bytes)
 {
     size_t held;
@@ -17006,8 +17014,8 @@ static void gai_job_supply_given(gai_job *job)
 }
 
 /* Gives freed blocks of a backend back to the driver that no unfinished work uses, least recently freed first, until
-   `wanted` bytes are given or there are no more. */
-static void gai_pool_return_given(galloc_pool *pool, size_t wanted)
+   `wanted` bytes are given or there are no more. no_wait: see gai_page_filter. */
+static void gai_pool_return_given(galloc_pool *pool, size_t wanted, int no_wait)
 {
     gai_batch batch = {NULL, NULL};
     gai_block *block, *newer;
@@ -17017,6 +17025,7 @@ static void gai_pool_return_given(galloc_pool *pool, size_t wanted)
         gai_segment *segment = block->segment;
         newer = block->newer;
         if (block->bytes != segment->bytes) continue; /* the free rest beside a used block, left by alignment */
+        if (segment->outside && no_wait) continue;
         gai_set_remove(block);
         block->kind = GAI_BUSY;
         gai_history_unmapped(pool, segment->whole);
@@ -17029,12 +17038,12 @@ static void gai_pool_return_given(galloc_pool *pool, size_t wanted)
 }
 
 /* The same, and trims the driver's pool by as much. Returns by how much less is held. */
-static size_t gai_pool_release_given(galloc_pool *pool, size_t wanted)
+static size_t gai_pool_release_given(galloc_pool *pool, size_t wanted, int no_wait)
 {
     size_t before = gai_pool_held(pool);
     gai_pool_retry(pool); /* what is stuck until its stream's work is done */
     /* All freed blocks return to the driver's pool first, since only the memory there can be trimmed. */
-    gai_pool_return_given(pool, pool->variant.refresh ? SIZE_MAX : wanted);
+    gai_pool_return_given(pool, pool->variant.refresh ? SIZE_MAX : wanted, no_wait);
     if (pool->variant.refresh) {
         gai_pool_ask_held(pool);
         gai_driver_pool_cut(pool, wanted);

@@ -294,8 +294,10 @@ private:
     {
         if (!set_) return cudaSuccess;
         const cudaError_t code = twice([this]() -> cudaError_t {
-            if (context_ || device_ < 0) return static_cast<cudaError_t>(set_(context_));
-            return quietly([this] { return cudaSetDevice(device_); });
+            if (!context_ && device_ >= 0) return quietly([this] { return cudaSetDevice(device_); });
+            CUresult result = set_(context_);
+            if (is_end(result)) result = set_(nullptr); /* it has ended meanwhile */
+            return static_cast<cudaError_t>(result);
         });
         if (code == cudaSuccess) set_ = nullptr;
         return code;

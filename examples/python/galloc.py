@@ -299,7 +299,7 @@ class Block:
 
     def free(self, stream=_OWN):
         """Frees the memory now; on another stream than the one it was allocated for if one is given (None: the legacy
-        stream). After an error the block still has its memory."""
+        stream). After an error the block still has its memory, unless the thread has lost its context."""
         number = self._handle() if stream is _OWN else handle(stream)
         if self._place:
             _call("galloc_python_free_at", self._place, number, -1, False)

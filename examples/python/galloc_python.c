@@ -119,7 +119,12 @@ static cudaError_t enter(int device, previous *before)
 
 static cudaError_t go_back(const previous *before, cudaError_t last)
 {
-    return before->context ? set_current_context(before->context) : quiet(last, cudaSetDevice(before->device));
+    cudaError_t code;
+    if (!before->context) return quiet(last, cudaSetDevice(before->device));
+    code = set_current_context(before->context);
+    if (code == cudaErrorContextIsDestroyed || code == cudaErrorDeviceUninitialized)
+        code = set_current_context(NULL); /* it has ended meanwhile */
+    return code;
 }
 
 /* A thread that had no context gets its device back. A call that failed changed nothing, so it is made again. Returns

@@ -355,6 +355,29 @@ TEST(a_call_that_cannot_go_back_to_the_context_reports_it)
     }
 }
 
+/* Another thread ends the context of this one during a call: the call succeeds, and the thread has that which is below
+   on its stack of contexts. */
+TEST(the_context_of_a_thread_ends_during_a_call)
+{
+    begin(1);
+    {
+        CUcontext below = nullptr, own = nullptr, now = nullptr;
+        OK(cudaFree(nullptr));
+        OK(cuCtxGetCurrent(&below));
+        galloc::growable<char> array(MiB(4), nullptr);
+        OK(cuCtxCreate(&own, nullptr, 0, 0));
+        sim_fail("cuCtxSetCurrent", 2, 0, cudaErrorContextIsDestroyed);
+        array.resize(MiB(1));
+        EXPECT_EQ(sim_failed(), 1);
+        sim_fail_clear();
+        OK(cuCtxGetCurrent(&now));
+        EXPECT(now == below);
+        OK(cuCtxDestroy(own));
+        OK(cudaSetDevice(0));
+    }
+    finish();
+}
+
 /* A thread without a context goes back to its device. */
 TEST(a_thread_without_a_context_keeps_its_device)
 {

@@ -698,7 +698,7 @@ int sm_free_async(uint64_t address, CUstream stream) {
     if (error) return error;
     sm_region *r = sm_region_at(address);
     if (!r || r->slot || r->freed.stream) return E_VALUE;
-    if (r->slab) return sm_free_block(address);
+    if (r->slab) return s->capture ? E_VALUE : sm_free_block(address); /* no graph allocated it */
     return s->capture ? free_in_capture(r, s) : free_async(r, s);
 }
 

@@ -1084,8 +1084,8 @@ TEST(what_a_driver_gives_up_before_it_refuses_is_not_held)
     finish();
 }
 
-/* What the driver's pool keeps makes room for a graph: a node's memory is not of that pool. */
-TEST(what_the_drivers_pool_keeps_makes_room_for_a_node)
+/* What the driver's pool keeps makes room for a graph, whose memory is not of that pool. */
+TEST(what_the_drivers_pool_keeps_makes_room_for_a_graph)
 {
     for (int thrown = 0; thrown < 2; thrown++) {
         begin_with_devices(1, SIM_PACE_PROMPT);
@@ -1423,6 +1423,101 @@ TEST(legacy_while_a_stream_is_captured)
     finish();
 }
 
+/* cudaFree waits for the device. So captured memory whose graph is gone stays where a call may not wait. */
+TEST(captured_memory_stays_where_no_call_may_wait)
+{
+    static const char *const limits[] = {"wait_limit_ms:0", "throw_on_cudamalloc_oom:True"};
+    for (int i = 0; i < 2; i++) {
+        begin_still();
+        char text[96];
+        snprintf(text, sizeof text, "backend:cudaMallocAsync,memory_limit:64M,%s", limits[i]);
+        galloc_pool *pool = pool_of(text);
+        cudaStream_t s = stream_new(), t = stream_new();
+        cudaGraph_t graph = NULL;
+        void *busy = get(pool, MIB(2), t), *p = pool;
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+        OK(galloc_free(get(pool, MIB(32), s), s));
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphDestroy(graph));
+        put(t, busy, MIB(2), 1);
+        long waits = sim_blocking_calls();
+        OK(galloc_free(get(pool, MIB(2), s), s));
+        EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(40), s), cudaErrorMemoryAllocation);
+        EXPECT_EQ(sim_blocking_calls(), waits);
+        EXPECT(!sim_stream_done(t) && stats_of(pool).reserved.current >= MIB(32));
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(stats_of(pool).reserved.current, MIB(2));
+        OK(galloc_free(busy, t));
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
+/* Nor does another pool take it in a capture; later it may. */
+TEST(captured_memory_is_borrowed_where_a_call_may_wait)
+{
+    begin_still();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync,device_limit:64M"), *other = pool_of("");
+    cudaStream_t s = stream_new(), t = stream_new();
+    cudaGraph_t graph = NULL;
+    void *busy = get(other, MIB(2), t), *p = NULL;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    OK(galloc_free(get(pool, MIB(40), s), s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    put(t, busy, MIB(2), 1);
+    long waits = sim_blocking_calls();
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    EXPECT_EQ(galloc_pool_malloc(other, &p, MIB(40), s), cudaErrorMemoryAllocation);
+    EXPECT_EQ(sim_blocking_calls(), waits);
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    p = get(other, MIB(40), s);
+    EXPECT_EQ(stats_of(pool).reserved.current, 0);
+    OK(galloc_free(p, s));
+    OK(galloc_free(busy, t));
+    pool_end(pool);
+    pool_end(other);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* What the legacy stream gets while a blocking stream is captured is cudaMalloc's, also later: it counts against the
+   limit before the call, the message names the call, and its free is not the driver's in stream order. */
+TEST(legacy_memory_of_a_capture_is_cudaMallocs_later_too)
+{
+    begin();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync,memory_limit:8M");
+    cudaStream_t s = NULL;
+    cudaGraph_t graph = NULL;
+    void *p, *q = pool;
+    OK(cudaStreamCreate(&s));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    p = get(pool, MIB(4), 0);
+    long calls = sim_calls("cuMemAlloc");
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(6), 0), cudaErrorMemoryAllocation);
+    EXPECT_EQ(sim_calls("cuMemAlloc"), calls);
+    sim_fail("cuMemAlloc", 1, 0, cudaErrorUnknown);
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(2), 0), cudaErrorUnknown);
+    EXPECT(strstr(galloc_last_message(), "cuMemAlloc:") != NULL);
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    put(0, p, MIB(4), 1);
+    OK(galloc_free(p, 0));
+    EXPECT_EQ(sim_calls("cuMemFreeAsync"), 0);
+    OK(cudaDeviceSynchronize());
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(stats_of(pool).reserved.current, 0);
+    EXPECT_EQ(sim_physical(0), 0);
+    expect_healthy(pool, 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* Each call takes the pool's lock there, so that all peaks are exact, and the settings in effect say so. */
 TEST(the_counters_of_other_backends_are_exact)
 {
@@ -1523,8 +1618,8 @@ TEST(what_the_drivers_pool_keeps_is_reported_as_usable)
     finish();
 }
 
-/* An allocation node is charged to the limits before it is made: without host memory for it the charge is undone. */
-TEST(nodes_without_host_memory_cost_no_limit)
+/* Captured memory is charged to the limits before it is made: without host memory for it the charge is undone. */
+TEST(captured_memory_without_host_memory_costs_no_limit)
 {
     begin();
     galloc_pool *pool = pool_of("backend:cudaMallocAsync,memory_limit:64M");
@@ -1556,21 +1651,23 @@ TEST(nodes_without_host_memory_cost_no_limit)
 TEST(captured_memory_that_is_stuck_counts_outside_the_drivers_pool)
 {
     size_t stuck = 0;
-    for (int nth = 1; nth <= 8; nth++) {
+    for (int nth = 1; nth <= 16; nth++) {
+        int fails = nth % 2;
         begin();
         galloc_pool *pool = pool_of("backend:cudaMallocAsync");
         cudaStream_t s = stream_new();
         cudaGraph_t graph = NULL;
         void *other = get(pool, MIB(2), s), *p = NULL;
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
-        sim_fail_malloc(nth, 0);
-        sim_fail("cuMemFree", 1, 0, cudaErrorInvalidValue);
+        sim_fail_malloc((nth + 1) / 2, 0);
+        if (fails) sim_fail("cuMemFree", 1, 0, cudaErrorInvalidValue);
         cudaError_t error = galloc_pool_malloc(pool, &p, MIB(4), s);
         sim_fail_clear();
         sim_fail_malloc(0, 0);
         if (error) EXPECT_EQ(error, cudaErrorMemoryAllocation);
         else OK(galloc_free(p, s));
         stuck += stats_of(pool).quarantined;
+        if (!fails) EXPECT_EQ(stats_of(pool).quarantined, 0);
         EXPECT_EQ(galloc_pool_check(pool), 0);
         OK(cudaStreamEndCapture(s, &graph));
         OK(cudaGraphDestroy(graph));
