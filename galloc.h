@@ -20997,7 +20997,7 @@ static cudaError_t gai_override_allocated(void **ptr)
 {
     CUresult result = gai_override_is_queued(*ptr) ? gai_override_await_legacy() : CUDA_SUCCESS;
     if (!result) return cudaSuccess;
-    (void)galloc_free(*ptr, cudaStreamLegacy);
+    if (galloc_free(*ptr, cudaStreamLegacy)) (void)galloc_free(*ptr, cudaStreamLegacy); /* one call may have failed */
     *ptr = NULL;
     return gai_end("galloc_override_malloc", gai_driver_failed(result, "cuStreamSynchronize"));
 }

@@ -315,14 +315,17 @@ public:
     {
         if (!ref.context) return;
         const CUcontext before = current_context();
-        if (before == ref.context || !is_alive(ref)) return;
+        ended_ = !is_alive(ref);
+        if (before == ref.context || ended_) return;
         back_.begin(before, -1);
         back_.enter(ref.context);
     }
+    bool has_ended() const noexcept { return ended_; }
     void leave() { back_.leave(); }
 
 private:
     way_back back_;
+    bool ended_ = false;
 };
 
 /* Makes a device current for the time of its life; -1: leaves it. primary: and its primary context, where a context of
@@ -346,7 +349,8 @@ private:
     way_back back_;
 };
 
-/* Frees on a stream of that context; none: of the current one. Of failures galloc does not know of, stderr gets a
+/* Frees on a stream of that context; none: of the current one. Work of a green context goes on after its end, so memory
+   of a context that has ended is freed after a wait for the device. Of failures galloc does not know of, stderr gets a
    line. */
 inline void give_in(const context_ref &ref, void *p, cudaStream_t stream) noexcept
 {
@@ -357,7 +361,8 @@ inline void give_in(const context_ref &ref, void *p, cudaStream_t stream) noexce
         lost = cudaSuccess;
         try {
             context_guard guard(ref);
-            code = galloc_free(p, stream);
+            code = guard.has_ended() ? galloc_override_free(p, nullptr, GALLOC_OVERRIDE_DEVICE)
+                                     : galloc_free(p, stream);
             freed = true;
             guard.leave();
             return code;
@@ -867,7 +872,8 @@ public:
         try {
             if (!find(p, &b, &most)) return free_other(p);
             detail::context_guard guard(b.context);
-            cudaError_t code = detail::free_in_order(p, stream_of(b));
+            cudaError_t code = guard.has_ended() ? galloc_override_free(p, nullptr, GALLOC_OVERRIDE_DEVICE)
+                                                 : detail::free_in_order(p, stream_of(b));
             if (code != cudaSuccess) return code; /* the stream is kept for another try */
             forget(p, b);
             guard.leave();

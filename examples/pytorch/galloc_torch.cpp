@@ -109,9 +109,10 @@ struct Block {
     Context context;
 };
 
-/* All that is counted and remembered, guarded by `mutex`. */
+/* All that is counted and remembered, guarded by `mutex`. A tracker, which is called under it, may ask for the counters
+   or allocate, as with PyTorch's own allocator. */
 struct State {
-    std::mutex mutex;
+    std::recursive_mutex mutex;
     std::unordered_map<void *, Block> blocks;
     std::vector<DeviceStats> devices; /* of reserved_bytes and segment only the totals at the last reset of totals */
     std::vector<std::deque<TraceEntry>> history;
@@ -140,7 +141,8 @@ struct State {
             if (entries.size() >= most) entries.pop_front();
             entries.push_back(e);
         }
-        for (auto &tracker : trackers) {
+        for (size_t i = 0; i < trackers.size(); i++) {
+            AllocatorTraceTracker tracker = trackers[i]; /* it may attach another one */
             try {
                 tracker(e);
             } catch (...) {
@@ -161,7 +163,7 @@ State &state() { return *current_state; }
 void forked_child()
 {
     if (has_allocated) current_state = new State;
-    else new (&current_state->mutex) std::mutex;
+    else new (&current_state->mutex) std::recursive_mutex;
 }
 
 const int forks_are_watched = pthread_atfork(nullptr, nullptr, forked_child);
@@ -188,7 +190,7 @@ Context gather(RecordContext least)
     auto &s = state();
     CreateContextFn make;
     {
-        std::lock_guard<std::mutex> guard(s.mutex);
+        std::lock_guard<std::recursive_mutex> guard(s.mutex);
         make = s.when >= least ? s.context : nullptr;
     }
     return make ? make() : nullptr;
@@ -236,7 +238,7 @@ void tell_profiler(void *p, int64_t change, int device)
     if (!c10::memoryProfilingEnabled()) return;
     held = held_by(device).bytes.current;
     {
-        std::lock_guard<std::mutex> guard(s.mutex);
+        std::lock_guard<std::recursive_mutex> guard(s.mutex);
         allocated = size_t(s.device(device).allocated_bytes[0].current);
     }
     c10::Device where(c10::DeviceType::CUDA, c10::DeviceIndex(device));
@@ -264,7 +266,7 @@ void out_of_memory(size_t bytes, int device, cudaStream_t stream)
     std::exception_ptr failure;
     go_on([&] { context = gather(RecordContext::STATE); });
     {
-        std::lock_guard<std::mutex> guard(s.mutex);
+        std::lock_guard<std::recursive_mutex> guard(s.mutex);
         s.device(device).num_ooms++;
         failure = s.note(entry(TraceEntry::OOM, device, free, bytes, stream, context, {0, 0}));
         observers = s.observers;
@@ -281,7 +283,7 @@ void remember(void *p, size_t bytes, int device, cudaStream_t stream)
     Context context = gather(RecordContext::STATE);
     galloc_pool_id id = galloc_hook_pool_of_stream(device, stream);
     MempoolId_t pool = {id.first, id.second};
-    std::lock_guard<std::mutex> guard(s.mutex);
+    std::lock_guard<std::recursive_mutex> guard(s.mutex);
     DeviceStats &stats = s.device(device);
     s.blocks[p] = Block{bytes, device, stream, pool, context};
     count(stats, bytes, [](auto &stat, size_t n) { grow(stat, n); });
@@ -297,7 +299,7 @@ void uncount(void *p, size_t bytes, int device, cudaStream_t stream)
     std::exception_ptr requested, completed;
     go_on([&] { context = gather(RecordContext::ALL); });
     {
-        std::lock_guard<std::mutex> guard(s.mutex);
+        std::lock_guard<std::recursive_mutex> guard(s.mutex);
         auto block = s.blocks.find(p);
         if (block == s.blocks.end()) return; /* of the parent of this process, or never counted */
         MempoolId_t pool = block->second.pool;
@@ -342,6 +344,13 @@ void counted_free(void *p, size_t bytes, int device, cudaStream_t stream)
     galloc_hook_free(p, bytes, device, stream);
 }
 
+/* PyTorch must not find the error again: it looks for one after each kernel. */
+void throw_cuda(cudaError_t error, const std::string &text)
+{
+    (void)cudaGetLastError();
+    throw std::runtime_error(text + ": " + cudaGetErrorString(error));
+}
+
 /* How far an address lies behind the start of its segment, an allocation of cudaMalloc. */
 ptrdiff_t offset_in_segment(const void *p)
 {
@@ -351,21 +360,16 @@ ptrdiff_t offset_in_segment(const void *p)
     size_t bytes = 0;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
-    (void)cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &symbol, 12000, cudaEnableDefault, &found);
+    cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &symbol, 12000, cudaEnableDefault, &found);
 #else
-    (void)cudaGetDriverEntryPoint("cuMemGetAddressRange", &symbol, cudaEnableDefault, &found);
+    cudaError_t error = cudaGetDriverEntryPoint("cuMemGetAddressRange", &symbol, cudaEnableDefault, &found);
 #endif
+    if (error) throw_cuda(error, "galloc: cuMemGetAddressRange, which a shared tensor needs, is not found");
     std::memcpy(&get_range, &symbol, sizeof get_range);
     if (found != cudaDriverEntryPointSuccess || get_range(&start, &bytes, uintptr_t(p)))
         throw std::runtime_error("galloc: cuMemGetAddressRange does not know a tensor that is to be shared");
     return ptrdiff_t(uintptr_t(p) - start);
-}
-
-/* PyTorch must not find the error again: it looks for one after each kernel. */
-void throw_cuda(cudaError_t error, const std::string &text)
-{
-    (void)cudaGetLastError();
-    throw std::runtime_error(text + ": " + cudaGetErrorString(error));
 }
 
 class Allocator final : public Pluggable {
@@ -375,7 +379,7 @@ public:
         set_reset_fn(galloc_hook_reset);
         set_memory_fraction_fn([](double f, int device) {
             galloc_hook_memory_fraction(f, device);
-            std::lock_guard<std::mutex> guard(state().mutex);
+            std::lock_guard<std::recursive_mutex> guard(state().mutex);
             state().fractions[device] = f;
         });
         set_base_alloc_fn(galloc_hook_base_alloc);
@@ -393,7 +397,7 @@ public:
     std::string name() override { return "galloc"; }
     double getMemoryFraction(c10::DeviceIndex device)
     {
-        std::lock_guard<std::mutex> guard(state().mutex);
+        std::lock_guard<std::recursive_mutex> guard(state().mutex);
         auto &fractions = state().fractions;
         auto found = fractions.find(device);
         return found == fractions.end() ? 1 : found->second;
@@ -403,7 +407,7 @@ public:
     bool checkPoolLiveAllocations(c10::DeviceIndex device, MempoolId_t id, const std::unordered_set<void *> &expected)
     {
         size_t n = 0;
-        std::lock_guard<std::mutex> guard(state().mutex);
+        std::lock_guard<std::recursive_mutex> guard(state().mutex);
         for (auto &[p, block] : state().blocks) {
             if (block.device != device || block.pool != id) continue;
             if (!expected.count(p)) return false;
@@ -420,7 +424,7 @@ public:
     DeviceStats getDeviceStats(c10::DeviceIndex device) override
     {
         galloc_held held = held_by(device);
-        std::lock_guard<std::mutex> guard(state().mutex);
+        std::lock_guard<std::recursive_mutex> guard(state().mutex);
         DeviceStats stats = state().device(device);
         set_held(stats.reserved_bytes[0], held.bytes);
         set_held(stats.segment[0], held.pages);
@@ -441,7 +445,7 @@ public:
     {
         each(device, [](auto &stat) { reset_total(stat); });
         galloc_held held = held_by(device);
-        std::lock_guard<std::mutex> guard(state().mutex);
+        std::lock_guard<std::recursive_mutex> guard(state().mutex);
         DeviceStats &stats = state().device(device);
         stats.num_ooms = 0;
         note_totals(stats.reserved_bytes[0], held.bytes);
@@ -492,7 +496,7 @@ public:
 
     bool isHistoryEnabled()
     {
-        std::lock_guard<std::mutex> guard(state().mutex);
+        std::lock_guard<std::recursive_mutex> guard(state().mutex);
         return state().recording;
     }
 
@@ -512,20 +516,20 @@ public:
 
     void attachOutOfMemoryObserver(OutOfMemoryObserver observer) override
     {
-        std::lock_guard<std::mutex> guard(state().mutex);
+        std::lock_guard<std::recursive_mutex> guard(state().mutex);
         state().observers.push_back(std::move(observer));
     }
 
     void attachAllocatorTraceTracker(AllocatorTraceTracker tracker) override
     {
-        std::lock_guard<std::mutex> guard(state().mutex);
+        std::lock_guard<std::recursive_mutex> guard(state().mutex);
         state().trackers.push_back(std::move(tracker));
     }
 
 private:
     template <class Change> void each(c10::DeviceIndex device, Change change)
     {
-        std::lock_guard<std::mutex> guard(state().mutex);
+        std::lock_guard<std::recursive_mutex> guard(state().mutex);
         DeviceStats &d = state().device(device);
         for (auto *array : {&d.allocation, &d.active, &d.allocated_bytes, &d.active_bytes, &d.requested_bytes})
             for (auto &stat : *array) change(stat);
@@ -534,7 +538,7 @@ private:
     void record(bool on, CreateContextFn context, size_t most, RecordContext when, bool clear)
     {
         auto &s = state();
-        std::lock_guard<std::mutex> guard(s.mutex);
+        std::lock_guard<std::recursive_mutex> guard(s.mutex);
         s.recording = on;
         s.context = on ? context : nullptr;
         s.when = on ? when : RecordContext::NEVER;
@@ -568,7 +572,7 @@ private:
         SnapshotInfo info{};
         c10::ApproximateClockToUnixTimeConverter clock;
         auto unix_time = clock.makeConverter();
-        std::lock_guard<std::mutex> guard(s.mutex);
+        std::lock_guard<std::recursive_mutex> guard(s.mutex);
         for (auto &[p, block] : s.blocks)
             if (id == MempoolId_t{0, 0} || block.pool == id) info.segments.push_back(segment_of(p, block));
         for (auto &entries : s.history) {

@@ -355,6 +355,34 @@ TEST(a_call_that_cannot_go_back_to_the_context_reports_it)
     }
 }
 
+/* The work of a green context goes on after its end: memory of its default stream is freed after a wait. */
+TEST(memory_of_an_ended_green_context_is_freed_after_its_work)
+{
+    for (int by_cub = 0; by_cub < 2; by_cub++) {
+        begin(1);
+        {
+            galloc::CachingDeviceAllocator cub;
+            galloc::unique_ptr<char> owner;
+            CUcontext primary = nullptr, green = nullptr;
+            void *p = nullptr;
+            OK(cudaFree(nullptr));
+            OK(cuCtxGetCurrent(&primary));
+            OK(sim_green_create(&green, 0));
+            OK(cuCtxSetCurrent(green));
+            if (by_cub) OK(cub.DeviceAllocate(&p, MiB(1), nullptr));
+            else owner = galloc::make_unique<char>(MiB(1), nullptr);
+            for (int i = 0; i < 200; i++) OK(cudaMemsetAsync(by_cub ? p : owner.get(), 1, MiB(1), nullptr));
+            OK(cuCtxSetCurrent(primary));
+            OK(sim_green_destroy(green));
+            EXPECT(sim_pending() > 0);
+            if (by_cub) OK(cub.DeviceFree(p));
+            owner.reset();
+            EXPECT(sim_pending() <= 1); /* the event of the free */
+        }
+        finish();
+    }
+}
+
 /* Another thread ends the context of this one during a call: the call succeeds, and the thread has that which is below
    on its stack of contexts. */
 TEST(the_context_of_a_thread_ends_during_a_call)

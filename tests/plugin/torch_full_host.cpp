@@ -657,6 +657,26 @@ static std::shared_ptr<c10::GatheredContext> no_stack()
 }
 
 /* What an allocation or a free calls throws. Nobody has the memory then, and each ALLOC has its FREE. */
+/* A tracker runs under the allocator's lock, and may call the allocator. */
+TEST(a_tracker_may_ask_the_allocator)
+{
+    static bool asks = false;
+    static int asked = 0;
+    cudaStream_t stream;
+    OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    current->attachAllocatorTraceTracker([](const TraceEntry &) {
+        if (!asks) return;
+        EXPECT(current->getDeviceStats(0).allocated_bytes[0].current >= 0);
+        (void)current->snapshot({0, 0}, true);
+        asked++;
+    });
+    asks = true;
+    give(get(MiB(1), stream));
+    asks = false;
+    EXPECT_EQ(asked, 3);
+    OK(cudaStreamDestroy(stream));
+}
+
 TEST(memory_is_freed_when_a_callback_throws)
 {
     cudaStream_t stream;
