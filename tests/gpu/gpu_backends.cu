@@ -81,17 +81,20 @@ TEST(each_backend_keeps_its_limit)
     finish();
 }
 
-/* What a graph allocates and leaves behind is freed after it has run. */
+/* What a graph allocates and leaves behind is freed after it has run. The graph can be launched again: nobody else has
+   its memory. Nor does an allocation on the legacy stream break the capture of a blocking stream. */
 TEST(each_backend_in_a_capture)
 {
     for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
         galloc_pool *pool = pool_of(settings[i], SIZE_MAX);
-        cudaStream_t s = stream_new();
+        cudaStream_t s = NULL;
         cudaGraph_t graph = NULL;
         cudaGraphExec_t exec = NULL;
-        void *p, *q;
+        void *p, *q, *beside, *later;
+        OK(cudaStreamCreate(&s));
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
         p = get(pool, mib(4), s);
+        beside = get(pool, mib(4), 0);
         q = get(pool, mib(4), s);
         device_fill(s, p, mib(4), 3);
         device_fill(s, q, mib(4), 4);
@@ -102,6 +105,15 @@ TEST(each_backend_in_a_capture)
         OK(cudaGraphLaunch(exec, s));
         device_check(s, q, mib(4), 4);
         OK(galloc_free(q, s));
+        later = get(pool, mib(4), s);
+        device_fill(s, later, mib(4), 5);
+        device_fill(0, beside, mib(4), 6);
+        OK(cudaGraphLaunch(exec, s));
+        device_check(s, q, mib(4), 4);
+        device_check(s, later, mib(4), 5);
+        device_check(0, beside, mib(4), 6);
+        OK(galloc_free(later, s));
+        OK(galloc_free(beside, 0));
         OK(cudaStreamSynchronize(s));
         EXPECT_EQ(device_wrong(), 0);
         OK(cudaGraphExecDestroy(exec));
