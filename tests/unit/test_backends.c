@@ -247,7 +247,7 @@ TEST(a_backends_limit_can_be_changed)
 /* What graphs allocated counts beside what the driver's pool holds. */
 TEST(graphs_and_the_drivers_pool_share_a_limit)
 {
-    begin();
+    begin_with_devices(1, SIM_PACE_PROMPT); /* what is refused goes back at once, not when the launch is over */
     galloc_pool *pool = pool_of("backend:cudaMallocAsync,memory_limit:33M");
     cudaStream_t s = stream_new();
     cudaGraph_t graph = NULL;
