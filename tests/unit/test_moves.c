@@ -1983,36 +1983,47 @@ TEST(streams_that_run_ahead_leave_memory_to_each_other)
     EXPECT(held <= need + need / 12);
 }
 
-/* A large request gets the stream's own pages, which lie in pieces, and leaves complete memory to the other stream. */
-TEST(own_pages_move_before_complete_memory_is_taken)
+enum { FETCHED = 16, PENDING = 4, OWN_PIECES = 12 };
+
+/* A pool whose memory two streams have used and are done with; the first one has pieces of it again. */
+static galloc_pool *pool_in_pieces(cudaStream_t *s, cudaStream_t *t, void **piece)
 {
-    enum { FETCHED = 16, PENDING = 4, PIECES = 12, LARGE = 5 };
     begin_still();
     galloc_config config = galloc_config_default();
-    cudaStream_t s = stream_new(), t = stream_new();
-    void *piece[PIECES], *large, *rest;
     config.reuse = COMPLETED | FOLLOWED; /* no stream is made to wait */
     config.growth = PAGE;
     galloc_pool *pool = pool_new(&config);
+    *s = stream_new();
+    *t = stream_new();
     for (int i = 0; i < PENDING; i++) {
-        void *fetched = get_used(pool, FETCHED * PAGE, t, 1);
-        OK(galloc_record_stream(fetched, s));
-        OK(galloc_free(fetched, t));
+        void *fetched = get_used(pool, FETCHED * PAGE, *t, 1);
+        OK(galloc_record_stream(fetched, *s));
+        OK(galloc_free(fetched, *t));
     }
     OK(cudaDeviceSynchronize());
-    for (int i = 0; i < PIECES; i++) piece[i] = get_used(pool, PAGE, s, 2);
-    for (int i = 0; i < PIECES; i += 2) OK(galloc_free(piece[i], s));
+    for (int i = 0; i < OWN_PIECES; i++) piece[i] = get_used(pool, PAGE, *s, 2);
+    return pool;
+}
+
+/* A large request gets the stream's own pages, which lie in pieces, and leaves complete memory to the other stream. */
+TEST(own_pages_move_before_complete_memory_is_taken)
+{
+    enum { LARGE = 5 };
+    cudaStream_t s, t;
+    void *piece[OWN_PIECES], *large, *rest;
+    galloc_pool *pool = pool_in_pieces(&s, &t, piece);
+    for (int i = 0; i < OWN_PIECES; i += 2) OK(galloc_free(piece[i], s));
     galloc_stats before = stats_of(pool);
     EXPECT_EQ(before.reserved.current, PENDING * FETCHED * PAGE);
     large = get_used(pool, LARGE * PAGE, s, 3);
     EXPECT_EQ(stats_of(pool).moves - before.moves, LARGE);
-    rest = get_used(pool, (PENDING * FETCHED - PIECES) * PAGE, t, 4);
+    rest = get_used(pool, (PENDING * FETCHED - OWN_PIECES) * PAGE, t, 4);
     EXPECT_EQ(stats_of(pool).reserved.current, before.reserved.current);
     expect_healthy(pool, 1);
     look(s, large, LARGE * PAGE, 3);
-    look(t, rest, (PENDING * FETCHED - PIECES) * PAGE, 4);
-    for (int i = 1; i < PIECES; i += 2) look(s, piece[i], PAGE, 2);
-    for (int i = 1; i < PIECES; i += 2) OK(galloc_free(piece[i], s));
+    look(t, rest, (PENDING * FETCHED - OWN_PIECES) * PAGE, 4);
+    for (int i = 1; i < OWN_PIECES; i += 2) look(s, piece[i], PAGE, 2);
+    for (int i = 1; i < OWN_PIECES; i += 2) OK(galloc_free(piece[i], s));
     OK(galloc_free(large, s));
     OK(galloc_free(rest, t));
     pool_end(pool);
@@ -2022,32 +2033,21 @@ TEST(own_pages_move_before_complete_memory_is_taken)
 /* The same where each piece is three pages that were freed one after the other, with events between. */
 TEST(own_pages_move_whenever_they_were_freed)
 {
-    enum { FETCHED = 16, PENDING = 4, PIECES = 12, LARGE = 7 };
-    begin_still();
-    galloc_config config = galloc_config_default();
-    cudaStream_t s = stream_new(), t = stream_new();
-    void *piece[PIECES], *large, *rest;
-    config.reuse = COMPLETED | FOLLOWED; /* no stream is made to wait */
-    config.growth = PAGE;
-    galloc_pool *pool = pool_new(&config);
-    for (int i = 0; i < PENDING; i++) {
-        void *fetched = get_used(pool, FETCHED * PAGE, t, 1);
-        OK(galloc_record_stream(fetched, s));
-        OK(galloc_free(fetched, t));
-    }
-    OK(cudaDeviceSynchronize());
-    for (int i = 0; i < PIECES; i++) piece[i] = get_used(pool, PAGE, s, 2);
+    enum { LARGE = 7 };
+    cudaStream_t s, t;
+    void *piece[OWN_PIECES], *large, *rest;
+    galloc_pool *pool = pool_in_pieces(&s, &t, piece);
     for (int k = 0; k < 3; k++) {
-        for (int i = k; i < PIECES; i += 4) OK(galloc_free(piece[i], s));
+        for (int i = k; i < OWN_PIECES; i += 4) OK(galloc_free(piece[i], s));
         inside_ask_for_event(pool, stream_id(s));
         OK(galloc_free(get(pool, 512, s), s));
     }
     galloc_stats before = stats_of(pool);
     large = get_used(pool, LARGE * PAGE, s, 3);
-    rest = get_used(pool, (PENDING * FETCHED - PIECES - 1) * PAGE, t, 4);
+    rest = get_used(pool, (PENDING * FETCHED - OWN_PIECES - 1) * PAGE, t, 4);
     EXPECT_EQ(stats_of(pool).reserved.current, before.reserved.current);
     look(s, large, LARGE * PAGE, 3);
-    for (int i = 3; i < PIECES; i += 4) OK(galloc_free(piece[i], s));
+    for (int i = 3; i < OWN_PIECES; i += 4) OK(galloc_free(piece[i], s));
     OK(galloc_free(large, s));
     OK(galloc_free(rest, t));
     pool_end(pool);
