@@ -18316,25 +18316,29 @@ static cudaError_t gai_pool_is_captured(galloc_pool *pool)
 
 #define GAI_PARTINGS 8 /* attempts to release all memory of a pool that ends, while on_unmap may free blocks */
 
-/* Releases the memory of a pool that is about to end, while on_unmap can still be called because no lock is held. */
-static void gai_pool_part(galloc_pool *pool)
+/* Releases the memory of a pool that is about to end, while on_unmap can still be called because no lock is held. What
+   is in use then cannot be unmapped later: that is an error, also if it is freed at the next moment. */
+static cudaError_t gai_pool_part(galloc_pool *pool)
 {
     gai_scope scope;
+    cudaError_t error = cudaSuccess;
     size_t gone = 1;
-    int told, ends, tries;
+    int told, tries;
     gai_lock_on(&pool->lock);
     told = pool->callbacks.on_unmap != NULL;
     gai_lock_off(&pool->lock);
-    if (!told || gai_pool_is_orphaned(pool) || gai_pool_enter(pool, &scope)) return;
-    ends = pool->is_default || (!gai_pool_is_used(pool) && !gai_pool_is_captured(pool));
+    if (!told || gai_pool_is_orphaned(pool) || gai_pool_enter(pool, &scope)) return cudaSuccess;
+    if (!pool->is_default) error = gai_pool_is_used(pool);
+    if (!error && !pool->is_default) error = gai_pool_is_captured(pool);
     /* A block that on_unmap frees may enter the quarantine and keep its page, until the next attempt. */
-    for (tries = 0; ends && tries < GAI_PARTINGS && gone; tries++) {
+    for (tries = 0; !error && tries < GAI_PARTINGS && gone; tries++) {
         gone = 0;
         (void)gai_pool_shrink(pool, 0, 0, &gone);
     }
-    if (ends) gai_pool_await_told(pool);
+    if (!error) gai_pool_await_told(pool);
     gai_scope_leave(&scope);
     gai_lock_off(&pool->paging);
+    return error;
 }
 
 /* Lets calls enter the pool again. */
@@ -20407,8 +20411,8 @@ GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool)
     if (pool->is_default) {
         error = gai_fail(cudaErrorNotPermitted, "a default pool can only be ended by galloc_shutdown");
     } else {
-        gai_pool_part(pool);
-        error = gai_pool_end(pool);
+        error = gai_pool_part(pool);
+        if (!error) error = gai_pool_end(pool);
         if (error == cudaErrorNotPermitted) gai_say_live(pool->handle);
     }
     if (error) gai_pool_unpin(pool);
@@ -21130,9 +21134,8 @@ GALLOC_API cudaError_t galloc_override_free(void *ptr, cudaStream_t stream, int 
 /* Ends a pinned pool. */
 static cudaError_t gai_shutdown_pool(galloc_pool *pool)
 {
-    cudaError_t error;
-    gai_pool_part(pool);
-    error = gai_pool_end(pool);
+    cudaError_t error = gai_pool_part(pool);
+    if (!error) error = gai_pool_end(pool);
     if (error) gai_pool_unpin(pool);
     return error;
 }

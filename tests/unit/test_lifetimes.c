@@ -401,6 +401,65 @@ TEST(a_pool_that_graphs_use_keeps_its_mappings)
     finish();
 }
 
+static struct {
+    cudaGraph_t graph;
+    cudaGraphExec_t instance;
+    int at; /* the so many-th next call of the driver or the runtime */
+} ending;
+
+static void *end_graph(void *unused)
+{
+    OK(cudaGraphExecDestroy(ending.instance));
+    OK(cudaGraphDestroy(ending.graph));
+    ending.graph = NULL;
+    return unused;
+}
+
+static void once_a_graph_ends(const char *function)
+{
+    pthread_t thread;
+    (void)function;
+    if (!ending.at || --ending.at) return;
+    EXPECT_EQ(pthread_create(&thread, NULL, end_graph, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+}
+
+/* At whatever call of the pool's destruction another thread ends the last graph, the destruction succeeds, or the graph
+   was in the way. */
+TEST(a_pool_ends_while_its_last_graph_does)
+{
+    int at, ended = 0, kept = 0;
+    for (at = 1; at && at < 1000; at++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        galloc_callbacks calls = {0};
+        size_t unmapped = 0;
+        cudaError_t error;
+        calls.on_unmap = count_unmapped;
+        calls.user = &unmapped;
+        OK(galloc_pool_set_callbacks(pool, &calls));
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        OK(galloc_free(get(pool, MIB(2), s), s));
+        OK(cudaStreamEndCapture(s, &ending.graph));
+        OK(cudaGraphInstantiate(&ending.instance, ending.graph, 0));
+        sim_hook(once_a_graph_ends, NULL);
+        ending.at = at;
+        error = galloc_pool_destroy(pool);
+        sim_hook(NULL, NULL);
+        if (ending.graph) at = -1;
+        if (ending.graph) end_graph(NULL);
+        if (!error) ended++;
+        if (!error) EXPECT(unmapped > 0);
+        if (error && EXPECT_EQ(error, cudaErrorNotPermitted)) kept++;
+        if (error) pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+    EXPECT(ended > 0);
+    EXPECT(kept > 0);
+}
+
 /* Each page of the default pool that goes lets the program free the block of another one. */
 static struct {
     cudaStream_t stream;
