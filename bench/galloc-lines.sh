@@ -8,6 +8,10 @@
     echo "usage: galloc-lines.sh SNAPSHOT.json >OUT.json; the snapshot of a pool with history_stacks" >&2
     exit 2
 }
+[ "$(gzip -cdf <"$1" 2>/dev/null | head -c 1)" = "{" ] || {
+    echo "galloc-lines.sh: $1 is no snapshot in JSON: save one as galloc_snapshot_save(pool, \"name.json\")" >&2
+    exit 2
+}
 addr2line=${ADDR2LINE:-addr2line}
 command -v "$addr2line" >/dev/null 2>&1 || {
     echo "galloc-lines.sh: $addr2line is not found. On Debian: apt install binutils" >&2

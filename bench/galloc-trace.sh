@@ -7,6 +7,10 @@
     echo "usage: galloc-trace.sh SNAPSHOT.json >TRACE; the snapshot of a pool with a history" >&2
     exit 2
 }
+[ "$(gzip -cdf <"$1" 2>/dev/null | head -c 1)" = "{" ] || {
+    echo "galloc-trace.sh: $1 is no snapshot in JSON: save one as galloc_snapshot_save(pool, \"name.json\")" >&2
+    exit 2
+}
 gzip -cdf <"$1" | awk '
     function number(key,   text) {
         if (!match($0, "\"" key "\":[0-9]+")) return ""

@@ -71,8 +71,8 @@ namespace texts {
 
 /* What to say of the call that has just failed with `code`: galloc's message, or CUDA's text. A call of the runtime
    that fails leaves its code as the runtime's last error, and galloc's calls leave that error as it was. If it was the
-   same before, either call may have failed: then both are said. */
-inline std::string text_of(cudaError_t code)
+   same before, either call may have failed: then both are said. Static: with GALLOC_STATIC each file has a galloc. */
+static inline std::string text_of(cudaError_t code)
 {
     const std::string message = galloc_last_message(), text = cudaGetErrorString(code);
     if (message.empty()) return text;
@@ -108,19 +108,22 @@ class out_of_memory : public std::bad_alloc {
 public:
     out_of_memory() : out_of_memory(texts::text_of(cudaErrorMemoryAllocation).c_str()) {}
     explicit out_of_memory(const char *message)
-        : text_(std::make_shared<std::string>(std::string("out_of_memory: ") + message))
+        : text_(new std::string(std::string("out_of_memory: ") + message))
     {
     }
     const char *what() const noexcept override { return text_->c_str(); }
 
 private:
-    std::shared_ptr<std::string> text_; /* copying an exception must not throw */
+    /* Copying an exception must not throw. Not by make_shared: a library with its symbols would stay after dlclose. */
+    std::shared_ptr<std::string> text_;
 };
 #endif
 
 /* Files may be compiled with per-thread default streams or without. The rest has other names in each of them, since
-   stream 0 means another stream there. */
-#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM)
+   stream 0 means another stream there; and in each file with GALLOC_STATIC, which has a heap of its own. */
+#if defined(GALLOC_STATIC)
+namespace {
+#elif defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM)
 inline namespace per_thread_default {
 #else
 inline namespace legacy_default {
@@ -130,8 +133,8 @@ inline namespace legacy_default {
    cudaPeekAtLastError(): cudaGetLastError() clears the error, by which the runtime's failures are known. */
 inline void check(cudaError_t code)
 {
-    if (code == cudaErrorMemoryAllocation) throw out_of_memory();
-    if (code != cudaSuccess) throw error(code);
+    if (code == cudaErrorMemoryAllocation) throw out_of_memory(texts::text_of(code).c_str());
+    if (code != cudaSuccess) throw error(code, texts::text_of(code).c_str());
 }
 
 namespace detail {
@@ -511,7 +514,7 @@ struct deleter {
 
     deleter() = default;
     deleter(cudaStream_t on) : stream(on), context(detail::context_of_default(on)) {}
-    void operator()(void *p) const noexcept { detail::give_in(context, p, stream); }
+    void operator()(const void *p) const noexcept { detail::give_in(context, const_cast<void *>(p), stream); }
 };
 
 /* get_deleter() = other; changes the stream that the block is freed on. */
@@ -801,7 +804,8 @@ private:
    DeviceAllocate fails; DeviceFree returns the error, though the block is free. Differences: bins do not exist, so
    their arguments have no effect, and neither has `debug`, which the first constructor of older releases of CUB has as
    a sixth; `max_cached_bytes` is applied by SetMaxCachedBytes and by frees, to the default pool of the device, and
-   returns whole pages; the default constructor sets no such bound. */
+   returns whole pages; the default constructor sets no such bound. The destructor trims the default pools, unless
+   `skip_cleanup`: set that in an object that outlives galloc_shutdown, or galloc logs that a pool has been destroyed. */
 class CachingDeviceAllocator {
 public:
     static constexpr unsigned INVALID_BIN = unsigned(-1);
@@ -990,7 +994,7 @@ private:
     std::vector<galloc_pool *> pools_;
 };
 
-} // inline namespace
+} // inline or unnamed namespace
 } // namespace galloc
 
 #endif

@@ -55,7 +55,10 @@ def _load():
         "galloc_stream_retire": [pointer],
         "galloc_snapshot": [pointer, number, _WRITE, pointer],
     }.items():
-        getattr(library, name).argtypes = arguments
+        try:
+            getattr(library, name).argtypes = arguments
+        except AttributeError as error:
+            raise ImportError(f"galloc: {path} is another library, or of another version: {error}") from error
     library.galloc_python_message.restype = library.galloc_last_message.restype = ctypes.c_char_p
     _library = library
     return library
@@ -248,7 +251,7 @@ def _blocks_on(stream):
     return _streams.setdefault(key, made)  # another thread may have been first
 
 
-_OWN = object()  # the stream of the block
+_OWN = globals().get("_OWN") or object()  # the stream of the block; a reload of the module keeps it
 
 
 def _sweep():

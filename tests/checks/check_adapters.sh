@@ -85,6 +85,18 @@ done
     -lpthread -lm -ldl || exit 1
 count "$work/cpp_host"
 
+# A unique symbol would keep a library in memory after dlclose.
+if command -v readelf >/dev/null 2>&1; then
+    holds "a library with galloc.hpp can be unloaded" sh -c '! readelf -sW "$1" | grep UNIQUE' sh "$work/libcpp_one.so"
+fi
+
+for file in FIRST SECOND; do
+    "$cxx" -std=c++11 -g -Wall -Wextra -Wshadow -Werror -Iexamples/cpp $include -D$file -c tests/plugin/cpp_static.cpp \
+        -o "$work/cpp_static_$file.o" || exit 1
+done
+"$cxx" "$work"/cpp_static_*.o "$device"/*.o -o "$work/cpp_static" -lpthread -lm -ldl || exit 1
+count "$work/cpp_static"
+
 # With the toolkit's CCCL also the memory resources, in the generation that it has.
 home=${CUDA_HOME:-/usr/local/cuda}
 if [ -e "$home/include/cccl/cuda/memory_resource" ]; then

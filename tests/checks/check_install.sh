@@ -126,6 +126,19 @@ END
     project installed "-DCMAKE_PREFIX_PATH=$prefix"
     ln -s "$PWD" "$work/source"
     project fetched "-DGALLOC_FETCH=$work/source"
+    # Two projects of one build may both add it, and either kind of package has the header for C++.
+    if ! missing "${CXX:-g++}" "galloc.hpp through CMake"; then
+        mkdir -p "$work/twice"
+        printf '%s\n' '#define GALLOC_IMPLEMENTATION' '#include "galloc.hpp"' \
+            'int main() { return galloc::make_unique<char>(1, nullptr) == nullptr; }' >"$work/twice/twice.cpp"
+        printf '%s\n' 'cmake_minimum_required(VERSION 3.17)' 'project(twice LANGUAGES C CXX)' \
+            "add_subdirectory(\"$work/source\" first)" "add_subdirectory(\"$work/source\" second)" \
+            'add_executable(twice twice.cpp)' 'target_link_libraries(twice PRIVATE galloc::galloc)' \
+            >"$work/twice/CMakeLists.txt"
+        holds "cmake: galloc.hpp, twice" cmake -S "$work/twice" -B "$work/twice/build" \
+            "-DCMAKE_MODULE_PATH=$work/modules" "-DCMAKE_C_COMPILER=$cc" "-DCMAKE_CXX_COMPILER=${CXX:-g++}"
+        holds "cmake builds: galloc.hpp, twice" cmake --build "$work/twice/build"
+    fi
     # A project of CUDA C++ alone has no compiler of C; without nvcc, one of no language stands for it.
     for how in "find_package(galloc REQUIRED)" "add_subdirectory(\"$work/source\" galloc)"; do
         rm -rf "$work/bare" && mkdir -p "$work/bare"

@@ -109,4 +109,11 @@ holds "galloc-lines.sh names files that are not here" sh -c 'sort "$1" | diff - 
 bench/galloc-lines.sh "$work/nothing" >"$work/out" 2>&1
 [ $? -eq 2 ] && passed=$((passed + 1)) || { failed=$((failed + 1)) && echo "FAILED galloc-lines.sh takes no file"; }
 
+printf '\200\002}q' >"$work/snapshot.pickle"
+for script in lines trace; do
+    holds "galloc-$script.sh takes no pickle" sh -c '
+        "$1" "$2" >"$2.said" 2>&1
+        [ $? -eq 2 ] && grep -q "no snapshot in JSON" "$2.said"' sh "bench/galloc-$script.sh" "$work/snapshot.pickle"
+done
+
 count_verdicts

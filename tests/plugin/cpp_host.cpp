@@ -64,6 +64,7 @@ TEST(an_owner_frees_on_its_stream)
         {
             galloc::unique_ptr<float> a = galloc::make_unique<float>(MiB(1), stream);
             galloc::unique_ptr<float> b = std::move(a);
+            galloc::unique_ptr<const float> seen = galloc::make_unique<const float>(100, stream);
             EXPECT(!a && b);
             p = b.get();
             put(stream, p, MiB(4), 1);
