@@ -1,5 +1,5 @@
 #!/bin/sh
-# check_snapshots.sh - snapshots of the ten traces at five points each, read by Python's json and pickle: the formats
+# check_snapshots.sh - snapshots of the eleven traces at five points each, read by Python's json and pickle: the formats
 # are one dictionary, the sums are the counters, and going back in time no block or page is missing, also where the ring
 # has lost the beginning. build/check_snapshots/sizes-* has the bytes and the time that an event took in the files.
 # Environment: CC, BUILD (a folder to work in), PYTHON, FULL=1 (all traces with a long history too; minutes).
@@ -33,10 +33,10 @@ read_back() { # entries of the ring, a pattern of the last line, traces
 }
 
 if command -v "$python" >/dev/null 2>&1; then
-    read_back 2000 '[01] whole, [45] overwritten, 0 large' bench/traces/*.csv.gz
+    read_back 2000 '[01] whole, [45] overwritten, 0 large' bench/traces/*.csv.gz bench/traces/later/*.csv.gz
     read_back 100000 '5 whole, 0 overwritten, 0 large' bench/traces/moe_*.csv.gz bench/traces/rnn_*.csv.gz
     read_back 100000 '3 whole, 2 overwritten, 3 large' bench/traces/gpt2_*.csv.gz
-    [ -z "$FULL" ] || read_back 1000000 '5 whole, 0 overwritten, [0-5] large' bench/traces/*.csv.gz
+    [ -z "$FULL" ] || read_back 1000000 '5 whole, 0 overwritten, [0-5] large' bench/traces/*.csv.gz bench/traces/later/*.csv.gz
 else
     echo "skipped: reading the snapshots back: python3 is not found"
 fi
