@@ -18723,7 +18723,8 @@ typedef struct gai_emitter {
     char first[GAI_EMITTER_DEPTH]; /* none stands there yet */
     const char *keys[GAI_EMITTER_KEYS];
     uint32_t key_memos[GAI_EMITTER_KEYS];
-    int n_keys;
+    int n_keys, last_key;
+    int key_after[GAI_EMITTER_KEYS]; /* the key that came after this one */
     uint32_t memos; /* values that the pickle remembers */
     gai_symbols *symbols; /* NULL: there are no stacks */
     size_t used;
@@ -18817,15 +18818,18 @@ static void gai_emit_get(gai_emitter *e, uint32_t number) { gai_emit_memo(e, 'h'
 /* A key of the dictionary; a pickle remembers it, and names it by number from then on. */
 static void gai_emit_key(gai_emitter *e, const char *key)
 {
-    int i = 0;
+    int i = e->key_after[e->last_key];
     gai_emit_comma(e);
     if (!e->pickle) {
-        gai_emit_text(e, key);
-        gai_emit_byte(e, ':');
+        gai_emit_byte(e, '"');
+        gai_emit_bytes(e, key, strlen(key));
+        gai_emit_bytes(e, "\":", 2);
         return;
     }
-    while (i < e->n_keys && strcmp(e->keys[i], key)) i++;
+    if (i == e->n_keys || strcmp(e->keys[i], key)) /* rarely: entries of one kind follow each other */
+        for (i = 0; i < e->n_keys && strcmp(e->keys[i], key);) i++;
     if (i < e->n_keys) {
+        e->last_key = e->key_after[e->last_key] = i;
         gai_emit_get(e, e->key_memos[i]);
         return;
     }

@@ -36,7 +36,8 @@ if command -v "$python" >/dev/null 2>&1; then
     read_back 2000 '[01] whole, [45] overwritten, 0 large' bench/traces/*.csv.gz bench/traces/later/*.csv.gz
     read_back 100000 '5 whole, 0 overwritten, 0 large' bench/traces/moe_*.csv.gz bench/traces/rnn_*.csv.gz
     read_back 100000 '3 whole, 2 overwritten, 3 large' bench/traces/gpt2_*.csv.gz
-    [ -z "$FULL" ] || read_back 1000000 '5 whole, 0 overwritten, [0-5] large' bench/traces/*.csv.gz bench/traces/later/*.csv.gz
+    [ -z "$FULL" ] ||
+        read_back 1000000 '5 whole, 0 overwritten, [0-5] large' bench/traces/*.csv.gz bench/traces/later/*.csv.gz
 else
     echo "skipped: reading the snapshots back: python3 is not found"
 fi
