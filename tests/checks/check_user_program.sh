@@ -224,6 +224,8 @@ fi
 # CUDA C++ as it is, by the command of docs/simulated-device.md: launches of each form, atomics, errors, a race.
 cat >"$work/launches.cu" <<'END'
 #include <stdio.h>
+#include <utility>
+#include <vector>
 #include "galloc.h"
 namespace shapes {
 __global__ void fill(unsigned *p, unsigned value, int n)
@@ -248,6 +250,9 @@ static __global__ void __launch_bounds__(256) scale(T *to, /* (of n */ const T *
 static __device__ unsigned threads() { return gridDim.x * gridDim.y * blockDim.x * blockDim.y; }
 static __global__ void count(unsigned *at, const unsigned *unused) { if (!unused) atomicMax(at, threads()); }
 static __global__ void nothing() {}
+template <class P, size_t by> static __global__ void second(P *p) { p->second.second = (int)by * __ldg(&p->first); }
+#define LAUNCH(kernel, ...) kernel<<<1, 1>>>(__VA_ARGS__)
+typedef std::pair<int, std::pair<int, int>> nested;
 int main(int argc, char **)
 {
     unsigned *p, host = 0;
@@ -276,7 +281,14 @@ int main(int argc, char **)
     cudaMemcpyAsync(&host, p + 506, sizeof host, cudaMemcpyDeviceToHost, s);
     cudaStreamSynchronize(s);
     printf("scaled %u\n", host);
-    nothing<<<1, 1>>>();
+    nested pair(7, {8, 9}), *pairs;
+    if (cudaMalloc(&pairs, sizeof pair)) return 3;
+    cudaMemcpy(pairs, &pair, sizeof pair, cudaMemcpyHostToDevice);
+    second<std::pair<int, std::pair<int, int>>, (1 > 0) + sizeof(char)> <<<1, 1>>>
+        (pairs);
+    cudaMemcpy(&pair, pairs, sizeof pair, cudaMemcpyDeviceToHost);
+    printf("second %d of %zu\n", pair.second.second, std::vector<std::vector<std::vector<int>>>(3).size());
+    LAUNCH(nothing);
     printf("%s\n", cudaGetErrorName(cudaGetLastError()));
     nothing<<<1, 2048>>>();
     printf("%s\n", cudaGetErrorName(cudaGetLastError()));
@@ -284,12 +296,15 @@ int main(int argc, char **)
 }
 END
 if command -v "${CXX:-g++}" >/dev/null; then
+    mkdir -p "$work/other"
+    echo 'static __global__ void other() {} void launch_other() { other<<<1, 1>>>(); }' >"$work/other/launches.cu"
     SIM_OBJECTS=$(echo "$sim"/*.o) tests/sim/nvcc.sh -Wall -Wextra -Werror -I. "$work/launches.cu" \
-        -o "$work/launches" 2>"$work/err" && run launches
+        "$work/other/launches.cu" -o "$work/launches" 2>"$work/err" && run launches
     is 0 "CUDA C++"
     prints 5996 "kernels of a namespace and of a template run, and add atomically"
     prints 60 "launches have shapes"
     prints 'scaled 4' "the arguments of a launch decide on the kernel of a template"
+    prints 'second 14 of 3' "arguments of a template have brackets and parentheses"
     prints 'usage: x <<<b>>> (c)' "a string stays"
     prints 'a "<<<1, 2>>>(p)' "a string with a quote stays"
     prints 1034 "a quote as a character, and one between digits"

@@ -10,7 +10,7 @@
 here=$(dirname "$0")
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
-link=1
+link=1 files=0
 
 # Each .cu file becomes a .cpp file in which launches are calls and lines keep their numbers. What stands in strings,
 # characters and comments stays as it is: it is kept aside, with a mark in its place, until the launches are done.
@@ -47,14 +47,46 @@ launches_to_calls() { # file
             text = substr(text, (bytes ? bytes : 1) + 1)
         }
         text = with_types(code text)
-        while (match(text, /[A-Za-z_][A-Za-z_0-9:]*(<[^<>()]*>)? *<<</)) {
-            name = substr(text, RSTART, RLENGTH - 3)
-            sub(/ *$/, "", name)
-            code = substr(text, 1, RSTART - 1) launcher(name)
-            text = substr(text, RSTART + RLENGTH)
-            printf "%s", restored(code)
+        while ((at = index(text, "<<<"))) {
+            code = substr(text, 1, at - 1)
+            text = substr(text, at + 3)
+            name = name_before(code)
+            end = name == "" ? 0 : launch_end(text)
+            if (end) {
+                sub(/[ \t\n]*$/, "", code)
+                printf "%s", restored(substr(code, 1, length(code) - length(name)) launcher(name) substr(text, 1, end - 1))
+                printf ")"
+                text = substr(text, end + 3)
+            } else {
+                printf "%s<<<", restored(code)
+            }
         }
         printf "%s", restored(text)
+    }
+    # The name of a kernel at the end of a text, perhaps with arguments of a template; "": there is none.
+    function name_before(s,    i, depth, inner, c, name) {
+        sub(/[ \t\n]*$/, "", s)
+        i = length(s)
+        if (substr(s, i) == ">")
+            for (depth = 1; depth && --i;) {
+                c = substr(s, i, 1)
+                inner += (c == ")") - (c == "(")
+                if (!inner) depth += (c == ">") - (c == "<")
+            }
+        name = substr(s, i + (i < length(s) ? 0 : 1))
+        s = substr(s, 1, i - (i < length(s) ? 1 : 0))
+        return match(s, /[A-Za-z_][A-Za-z_0-9:]*$/) ? substr(s, RSTART) name : ""
+    }
+    # Where the >>> of a launch stands: behind whole parentheses, and before one. 0: nowhere
+    function launch_end(s,    i, depth, c) {
+        for (i = 1; i <= length(s) && depth >= 0; i++) {
+            c = substr(s, i, 1)
+            if (c ~ /[([{]/) depth++
+            if (c ~ /[])}]/) depth--
+            if (c == ";" && !depth) return 0
+            if (c == ">" && !depth && substr(s, i, 3) == ">>>" && substr(s, i + 3, 200) ~ /^[ \t\n]*\(/) return i
+        }
+        return 0
     }
     # Before each kernel template stands a function that takes the same arguments and returns a pointer to a function
     # of the same parameters: its type is that of the kernel which a launch means.
@@ -86,14 +118,13 @@ launches_to_calls() { # file
         own = name
         sub(/<.*/, "", own)
         sub(/.*:/, "", own)
-        if (!(own in is_template)) return "sim::kernel<decltype(" name "), " name ">::on("
+        if (!(own in is_template)) return "sim::launched<decltype(" name "), " name ">::on("
         scope = name
         sub(own "(<.*)?$", "", scope)
-        return "sim::deduced([](auto... a) { return sim::kernel<std::remove_pointer_t<decltype(" scope "sim_types_of_" \
-            substr(name, length(scope) + 1) "(a...))>, " name ">(); }).on("
+        return "sim::deduced([](auto... sim_a) { return sim::launched<std::remove_pointer_t<decltype(" scope \
+            "sim_types_of_" substr(name, length(scope) + 1) "(sim_a...))>, " name ">(); }).on("
     }
     function restored(s,    done) {
-        gsub(/>>> *\(/, ")(", s)
         while (match(s, /\001[0-9]+\002/)) {
             done = done substr(s, 1, RSTART - 1) kept[substr(s, RSTART + 1, RLENGTH - 2)]
             s = substr(s, RSTART + RLENGTH)
@@ -108,7 +139,9 @@ for argument; do
     -c | -S | -E | -fsyntax-only) link= ;;
     *.cu)
         [ -r "$argument" ] || { echo "nvcc.sh: $argument: no such file" >&2; exit 1; }
-        copy=$work/$(basename "$argument" .cu).cpp
+        files=$((files + 1))
+        mkdir "$work/$files" || exit 1
+        copy=$work/$files/$(basename "$argument" .cu).cpp
         {
             echo "#line 1 \"$argument\""
             launches_to_calls "$argument"

@@ -6,7 +6,7 @@
 
    becomes
 
-       sim::kernel<decltype(kernel), kernel>::on(grid, block, shared, stream)(arguments);
+       sim::launched<decltype(kernel), kernel>::on(grid, block, shared, stream)(arguments);
 
    which queues the kernel by cudaLaunchKernel; if the kernel is a template in the same file, sim::deduced looks for the
    kernel that the arguments mean. The threads of a launch run one after another, and no two launches run at the same
@@ -60,8 +60,8 @@ template <class... P> struct launch {
     }
 };
 
-template <class F, F *body> struct kernel;
-template <class... P, void (*body)(P...)> struct kernel<void(P...), body> {
+template <class F, F *body> struct launched;
+template <class... P, void (*body)(P...)> struct launched<void(P...), body> {
     template <size_t... i> static void call(void **argument, std::index_sequence<i...>)
     {
         (void)argument;
@@ -108,6 +108,7 @@ template <class T, class U> inline T atomicExch(T *p, U value)
     *p = (T)value;
     return old;
 }
+template <class T> inline T __ldg(const T *p) { return *p; }
 template <class T, class U> inline T atomicAdd(T *p, U value) { return atomicExch(p, *p + (T)value); }
 template <class T, class U> inline T atomicSub(T *p, U value) { return atomicExch(p, *p - (T)value); }
 template <class T, class U> inline T atomicMin(T *p, U value) { return atomicExch(p, (T)value < *p ? (T)value : *p); }
