@@ -184,7 +184,8 @@
          that the program adds or changes itself are unknown to galloc: those blocks are inputs.
      Sharing: graphs captured between galloc_graph_begin and galloc_graph_end share memory, until galloc_graph_release.
      Rules: calls on captured streams read the graph, so threads that capture into one graph must take turns with them
-     (CUDA Runtime API, "Graph object thread safety"). Do not destroy a stream during its capture. With stream_check:off
+     (CUDA Runtime API, "Graph object thread safety"). During a capture the program may destroy a stream whose work is
+     joined, but not the one on which the capture began, nor one that it has recorded for a block. With stream_check:off
      nothing may be captured. If the program moves a captured stream to another position of the graph (by
      cudaStreamUpdateCaptureDependencies or a second capture into it), first free there what it used; it reuses earlier
      frees only if the new position comes after the old one. A conditional node's body is a graph of its own.
@@ -884,7 +885,11 @@ GALLOC_API cudaError_t galloc_graph_end(galloc_graph *graph);
               the group ends with the last of them
      Returns  also cudaErrorNotPermitted before galloc_graph_end; cudaErrorMemoryAllocation (host), nothing has changed
      Device   does not wait; takes time in proportion to the pool's blocks */
+#if defined(__cplusplus)
+#define GALLOC_NO_STREAM reinterpret_cast<cudaStream_t>(~static_cast<uintptr_t>(0))
+#else
 #define GALLOC_NO_STREAM ((cudaStream_t)(uintptr_t)-1)
+#endif
 GALLOC_API cudaError_t galloc_graph_release(galloc_graph *graph, cudaStream_t stream);
 
 /* Returns the default settings. */
@@ -1199,31 +1204,31 @@ GALLOC_API void galloc_set_log(void (*call)(int level, const char *text, void *u
 /* Typed variants, as CUDA has for cudaMalloc: float *p; galloc_malloc(&p, bytes, stream). */
 template <class T> static inline cudaError_t galloc_malloc(T **ptr, size_t bytes, cudaStream_t stream)
 {
-    void *p = NULL;
-    cudaError_t err = galloc_malloc(ptr ? &p : static_cast<void **>(NULL), bytes, stream);
+    void *p = nullptr;
+    cudaError_t err = galloc_malloc(ptr ? &p : static_cast<void **>(nullptr), bytes, stream);
     if (ptr) *ptr = static_cast<T *>(p);
     return err;
 }
 template <class T>
 static inline cudaError_t galloc_malloc_growable(T **ptr, size_t bytes, size_t max_bytes, cudaStream_t stream)
 {
-    void *p = NULL;
-    cudaError_t err = galloc_malloc_growable(ptr ? &p : static_cast<void **>(NULL), bytes, max_bytes, stream);
+    void *p = nullptr;
+    cudaError_t err = galloc_malloc_growable(ptr ? &p : static_cast<void **>(nullptr), bytes, max_bytes, stream);
     if (ptr) *ptr = static_cast<T *>(p);
     return err;
 }
 template <class T> static inline cudaError_t galloc_alloc(T **ptr, const galloc_request *request)
 {
-    void *p = NULL;
-    cudaError_t err = galloc_alloc(ptr ? &p : static_cast<void **>(NULL), request);
+    void *p = nullptr;
+    cudaError_t err = galloc_alloc(ptr ? &p : static_cast<void **>(nullptr), request);
     if (ptr) *ptr = static_cast<T *>(p);
     return err;
 }
 template <class T>
 static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t bytes, cudaStream_t stream)
 {
-    void *p = NULL;
-    cudaError_t err = galloc_pool_malloc(pool, ptr ? &p : static_cast<void **>(NULL), bytes, stream);
+    void *p = nullptr;
+    cudaError_t err = galloc_pool_malloc(pool, ptr ? &p : static_cast<void **>(nullptr), bytes, stream);
     if (ptr) *ptr = static_cast<T *>(p);
     return err;
 }
@@ -18359,7 +18364,7 @@ static cudaError_t gai_pool_shut_out(galloc_pool *pool, int orphaned)
         users = gai_load(&pool->users);
         if (users & GAI_ENDED || (users % GAI_USER_OF_ALL > 1 && (gai_thread.in_mapping || gai_thread.in_shortage)))
             return gai_fail(cudaErrorNotPermitted, "the pool is being destroyed by another thread, or is in use "
-                            "by the call that made this callback");
+                            "by another call: the one that made this callback, or one on all pools");
     } while (!gai_swap(&pool->users, users, users | GAI_ENDED));
     for (round = 0; !error && gai_load(&pool->users) != (GAI_ENDED | 1); round++) {
         gai_latch_rest(round);
@@ -20368,7 +20373,7 @@ GALLOC_API cudaError_t galloc_config_print(const galloc_config *config, char *te
     char message[GAI_MESSAGE];
     if (text && size) text[0] = 0;
     if (!config || !text || !size)
-        return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "config and text must not be NULL"));
+        return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "config and text must not be NULL, nor size 0"));
     if (!gai_config_is_right(config, message))
         return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "config: %s", message));
     if (gai_config_print(config, text, size)) return cudaSuccess;
@@ -20767,7 +20772,7 @@ GALLOC_API cudaError_t galloc_report_text(const galloc_report *report, char *tex
 {
     if (text && size) text[0] = 0;
     if (!report || !text || !size)
-        return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "report and text must not be NULL"));
+        return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "report and text must not be NULL, nor size 0"));
     if (gai_report_print(report, text, size)) return cudaSuccess;
     text[0] = 0;
     return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "a buffer of %zu bytes is too small: GALLOC_REPORT_TEXT "
@@ -20875,7 +20880,8 @@ GALLOC_API cudaError_t galloc_live_text(galloc_pool *pool, char *text, size_t si
     gai_string string = {text, size};
     gai_live_groups live;
     cudaError_t error;
-    if (!text || !size) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "text must not be NULL"));
+    if (!text || !size)
+        return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "text must not be NULL, nor size 0"));
     text[0] = 0;
     error = gai_live_take(pool, &live);
     if (error) return gai_end(__func__, error);

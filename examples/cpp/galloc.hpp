@@ -96,13 +96,16 @@ private:
     cudaError_t code_;
 };
 
-/* Device memory has run out, for which galloc_oom_report has the details; or no block can be that large. */
+/* Device memory has run out, for which galloc_oom_report has the details; or no block can be that large. Files of one
+   program that find RMM and files that do not have two classes, with two names. */
 #if defined(GALLOC_HPP_RMM)
+inline namespace with_rmm {
 class out_of_memory : public rmm::out_of_memory {
 public:
     out_of_memory() : out_of_memory(texts::text_of(cudaErrorMemoryAllocation).c_str()) {}
     explicit out_of_memory(const char *message) : rmm::out_of_memory(message) {}
 };
+} // namespace with_rmm
 #else
 class out_of_memory : public std::bad_alloc {
 public:
@@ -127,6 +130,9 @@ namespace {
 inline namespace per_thread_default {
 #else
 inline namespace legacy_default {
+#endif
+#if defined(GALLOC_HPP_RMM)
+inline namespace with_rmm {
 #endif
 
 /* Throws unless the call of galloc, or of the CUDA runtime, succeeded. After a kernel launch pass it
@@ -795,17 +801,19 @@ private:
     galloc_pool *pool_;
 };
 
-/* The constructors and member functions of cub::CachingDeviceAllocator, which CCCL has deprecated. As there, DeviceFree
-   names no stream: the block is freed on the stream of its allocation, which must still exist. Memory that this object
-   has not allocated is freed after a wait for the device. If the stream is the per-thread default stream of another
-   thread, the block is freed on the legacy stream, which comes after it; so is one that was allocated on such a stream
-   in another shared library whose symbols are hidden. On the legacy stream an event is recorded, which orders blocking
-   streams; while one is captured, the free fails. If CUDA does not make the thread's context current again,
-   DeviceAllocate fails; DeviceFree returns the error, though the block is free. Differences: bins do not exist, so
-   their arguments have no effect, and neither has `debug`, which the first constructor of older releases of CUB has as
-   a sixth; `max_cached_bytes` is applied by SetMaxCachedBytes and by frees, to the default pool of the device, and
-   returns whole pages; the default constructor sets no such bound. The destructor trims the default pools, unless
-   `skip_cleanup`: set that in an object that outlives galloc_shutdown, or galloc logs that a pool has been destroyed. */
+/* The constructors and member functions, but not the public data, of cub::CachingDeviceAllocator, which CCCL has
+   deprecated. As there, DeviceFree names no stream: the block is freed on the stream of its allocation, which must
+   still exist. Memory that this object has not allocated is freed after a wait for the device. Free what it has
+   allocated with it alone: as in CUB, it would take memory that comes again at that address for its own. If the stream
+   is the per-thread default stream of another thread, the block is freed on the legacy stream, which comes after it; so
+   is one that was allocated on such a stream in another shared library whose symbols are hidden. On the legacy stream
+   an event is recorded, which orders blocking streams; while one is captured, the free fails. If CUDA does not make the
+   thread's context current again, DeviceAllocate fails; DeviceFree returns the error, though the block is free.
+   Differences: bins do not exist, so their arguments have no effect, and neither has `debug`, which the first
+   constructor of older releases of CUB has as a sixth; `max_cached_bytes` is applied by SetMaxCachedBytes and by frees,
+   to the default pool of the device, and returns whole pages; the default constructor sets no such bound. The
+   destructor trims the default pools, unless `skip_cleanup`: set that in an object that outlives galloc_shutdown, or
+   galloc logs that a pool has been destroyed. */
 class CachingDeviceAllocator {
 public:
     static constexpr unsigned INVALID_BIN = unsigned(-1);
@@ -824,7 +832,7 @@ public:
     }
     CachingDeviceAllocator(const CachingDeviceAllocator &) = delete;
     CachingDeviceAllocator &operator=(const CachingDeviceAllocator &) = delete;
-    ~CachingDeviceAllocator()
+    virtual ~CachingDeviceAllocator()
     {
         if (!skip_cleanup_) (void)FreeAllCached();
     }
@@ -994,6 +1002,9 @@ private:
     std::vector<galloc_pool *> pools_;
 };
 
+#if defined(GALLOC_HPP_RMM)
+} // namespace with_rmm
+#endif
 } // inline or unnamed namespace
 } // namespace galloc
 

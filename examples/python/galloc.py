@@ -44,6 +44,7 @@ def _load():
     for name, arguments in {
         "galloc_python_pool": [out, ctypes.c_char_p, number],
         "galloc_python_malloc": [pointer, out, size, size, number],
+        "galloc_python_device": [size],
         "galloc_python_free": [pointer, size, number, number],
         "galloc_python_drop": [pointer, size, number, number],
         "galloc_python_free_at": [out, size, number, number],
@@ -274,13 +275,13 @@ class Block:
 
     __reduce_ex__ = _refuse_copy
 
-    def __init__(self, nbytes, stream=None, device=0, pool=None):
+    def __init__(self, nbytes, stream=None, device=None, pool=None):
         self._place = place = ctypes.c_void_p()  # C functions write the address to it: an interrupt may follow
-        self.pool = pool or default_pool(device)
         self.size = nbytes
         self._stream = stream
         self._drop = _load().galloc_python_drop_at  # globals may be gone when the interpreter ends
         self._number = handle(stream)
+        self.pool = pool or default_pool(device, self._number)
         self._reference, self._blocks = _, blocks = _blocks_on(stream)
         blocks[id(place)] = place, self.pool.device, weakref.ref(self), stream if blocks is _kept else None
         self.pool._malloc(place, nbytes, self._number)
@@ -333,16 +334,20 @@ class Block:
 _default_pools = {}
 
 
-def default_pool(device=0):
-    """The default pool of a device."""
+def default_pool(device=None, stream=None):
+    """The default pool of a device; if none is named, of the stream's (a default stream: the current one)."""
+    if device is None:
+        device = _load().galloc_python_device(handle(stream))
     pool = _default_pools.get(device)
     if pool is None:
         pool = _default_pools.setdefault(device, Pool(None, device))
     return pool
 
 
-def malloc(nbytes, stream=None, device=0):
-    return default_pool(device).malloc(nbytes, stream)
+def malloc(nbytes, stream=None, device=None):
+    """Allocates from default_pool(device, stream)."""
+    number = handle(stream)
+    return default_pool(device, number).malloc(nbytes, number)
 
 
 def free(ptr, stream=None, device=None):

@@ -138,6 +138,34 @@ static cudaError_t leave(const previous *before, cudaError_t error)
     return says(failed, "the context of the thread cannot be made current again");
 }
 
+static cudaError_t device_of_current(int *device)
+{
+    static void *found;
+    CUresult(CUDAAPI *get_device)(CUdevice *);
+    find_in_driver("cuCtxGetDevice", &found, &get_device);
+    return get_device ? (cudaError_t)get_device(device) : cudaErrorSymbolNotFound;
+}
+
+/* The device of a stream; the current one for a default stream, and where CUDA does not say: the call that comes next
+   says why. */
+GALLOC_API int galloc_python_device(size_t stream)
+{
+    static void *found;
+    CUresult(CUDAAPI *context_of)(CUstream, CUcontext *);
+    CUcontext context = NULL, before = NULL;
+    cudaError_t last = cudaPeekAtLastError();
+    int device = 0;
+    if (quiet(last, cudaGetDevice(&device)) != cudaSuccess) return 0;
+    if (stream <= 2 || current_context(&before) != cudaSuccess) return device;
+    find_in_driver("cuStreamGetCtx", &found, &context_of);
+    if (!context_of || context_of((CUstream)stream, &context) != CUDA_SUCCESS || context == before) return device;
+    if (set_current_context(context) == cudaSuccess) {
+        (void)device_of_current(&device);
+        if (set_current_context(before) != cudaSuccess) (void)set_current_context(before);
+    }
+    return device;
+}
+
 /* ---- several devices --------------------------------------------------------------------------------------------- */
 
 /* Mapped pages are accessible to their own device only, but packages copy between devices as if each could reach the

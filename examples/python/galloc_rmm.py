@@ -9,6 +9,7 @@ import rmm
 import galloc
 
 
-def resource(device=0, pool=None):
+def resource(device=None, pool=None):
+    """device: whose default pool it is; None: the current one."""
     pool = pool or galloc.default_pool(device)
     return rmm.mr.CallbackMemoryResource(pool.malloc, lambda ptr, size, stream: pool.drop(ptr, stream))

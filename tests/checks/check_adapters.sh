@@ -90,6 +90,27 @@ if command -v readelf >/dev/null 2>&1; then
     holds "a library with galloc.hpp can be unloaded" sh -c '! readelf -sW "$1" | grep UNIQUE' sh "$work/libcpp_one.so"
 fi
 
+mkdir -p "$work/rmm/rmm"
+cat >"$work/rmm/rmm/error.hpp" <<'END'
+#include <new>
+#include <string>
+namespace rmm {
+struct bad_alloc : std::bad_alloc {
+    explicit bad_alloc(const std::string &message) : what_("std::bad_alloc: " + message) {}
+    const char *what() const noexcept override { return what_.c_str(); }
+    std::string what_;
+};
+struct out_of_memory : bad_alloc {
+    explicit out_of_memory(const std::string &message) : bad_alloc("out_of_memory: " + message) {}
+};
+}
+END
+plainly="$cxx -std=c++11 -g -O1 -Wall -Wextra -Wshadow -Werror -Iexamples/cpp $include -c tests/plugin/cpp_rmm.cpp"
+$plainly -o "$work/cpp_rmm.o" || exit 1
+$plainly -DFINDS_RMM "-I$work/rmm" -o "$work/cpp_rmm_found.o" || exit 1
+"$cxx" "$work/cpp_rmm_found.o" "$work/cpp_rmm.o" "$device"/*.o -o "$work/cpp_rmm" -lpthread -lm -ldl || exit 1
+count "$work/cpp_rmm"
+
 for file in FIRST SECOND; do
     "$cxx" -std=c++11 -g -Wall -Wextra -Wshadow -Werror -Iexamples/cpp $include -D$file -c tests/plugin/cpp_static.cpp \
         -o "$work/cpp_static_$file.o" || exit 1

@@ -110,10 +110,10 @@ bench/galloc-lines.sh "$work/nothing" >"$work/out" 2>&1
 [ $? -eq 2 ] && passed=$((passed + 1)) || { failed=$((failed + 1)) && echo "FAILED galloc-lines.sh takes no file"; }
 
 printf '\200\002}q' >"$work/snapshot.pickle"
-for script in lines trace; do
-    holds "galloc-$script.sh takes no pickle" sh -c '
+for script in bench/galloc-lines.sh bench/galloc-trace.sh; do
+    holds "$script takes no pickle" sh -c '
         "$1" "$2" >"$2.said" 2>&1
-        [ $? -eq 2 ] && grep -q "no snapshot in JSON" "$2.said"' sh "bench/galloc-$script.sh" "$work/snapshot.pickle"
+        [ $? -eq 2 ] && grep -q "no snapshot in JSON" "$2.said"' sh "$script" "$work/snapshot.pickle"
 done
 
 count_verdicts

@@ -577,6 +577,29 @@ def current(device):
         assert sim.cudaSetDevice(before.value) == 0
 
 
+@test
+def memory_is_of_the_streams_device():
+    with current(1):
+        stream = ctypes.c_void_p()
+        assert sim.cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
+        here = galloc.malloc(MIB), galloc.Block(MIB), galloc.default_pool()
+        elsewhere = galloc.malloc(MIB, device=0)
+    there = galloc.malloc(MIB, stream.value), galloc.Block(MIB, stream.value)
+    assert galloc.default_pool(1).memory()["live"] == 4 * MIB
+    assert galloc.default_pool().memory()["live"] == MIB
+    assert here[2] is galloc.default_pool(1) and galloc.default_pool() is galloc.default_pool(0)
+    device = ctypes.c_int(7)
+    assert sim.cudaGetDevice(ctypes.byref(device)) == 0 and device.value == 0
+    galloc.free(here[0])
+    galloc.free(elsewhere)
+    galloc.free(there[0], stream.value)
+    here[1].free()
+    there[1].free()
+    assert galloc.default_pool(1).memory()["live"] == 0
+    galloc.retire(stream.value)
+    assert sim.cudaStreamDestroy(stream) == 0
+
+
 def comes_after_work(make, free, default, device):
     """Memory of device 1, which make(pool, stream) gives, is freed while device 0 is current. Work of a default stream of
     the device may still use it then."""

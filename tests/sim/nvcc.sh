@@ -54,8 +54,8 @@ launches_to_calls() { # file
             end = name == "" ? 0 : launch_end(text)
             if (end) {
                 sub(/[ \t\n]*$/, "", code)
-                printf "%s", restored(substr(code, 1, length(code) - length(name)) launcher(name) substr(text, 1, end - 1))
-                printf ")"
+                code = substr(code, 1, length(code) - length(name)) launcher(name)
+                printf "%s)", restored(code substr(text, 1, end - 1))
                 text = substr(text, end + 3)
             } else {
                 printf "%s<<<", restored(code)

@@ -215,6 +215,15 @@ static void capture_fail(sm_capture *c) {
     sm_graph_capture_lost(g);
 }
 
+/* A capture does without a stream that is destroyed, whose work must have been joined by then; not without the one that
+   it began on. */
+void sm_capture_stream_ends(sm_stream *s) {
+    sm_capture *c = s->capture;
+    if (s->lane) return;
+    sm_capture_break(c);
+    capture_fail(c);
+}
+
 /* Does all captured work come before the end of lane 0? */
 static bool is_joined(const sm_capture *c) {
     for (int i = 1; i < c->lanes; i++)

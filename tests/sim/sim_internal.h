@@ -600,6 +600,7 @@ int sm_capture_mode(int *mode);
 int sm_capture_look(void);
 int sm_capture_touched(sm_stream *s);
 int sm_capture_break_context(sm_context *c);
+void sm_capture_stream_ends(sm_stream *s);
 void sm_capture_break(sm_capture *c);
 int sm_capture_break_blocking(sm_context *c);
 bool sm_capture_lost(const sm_capture *c);

@@ -105,7 +105,7 @@ int sm_stream_close(CUstream handle) {
     sm_stream *s;
     int error = sm_stream_find(handle, &s);
     if (error) return error;
-    if (s->capture) sm_capture_break(s->capture);
+    if (s->capture) sm_capture_stream_ends(s);
     sm_stream_end(s);
     return 0;
 }

@@ -1338,6 +1338,44 @@ TEST(a_long_capture_needs_no_more_host_memory)
 }
 
 /* Streams of one capture hand blocks on and wait for each other at random. */
+/* A captured stream ends once another one has joined its work. A new one has its handle, and comes from a third. */
+static void stream_replaced(cudaStream_t *stream, cudaStream_t joins, const cudaStream_t *from)
+{
+    cudaStream_t before = *stream;
+    order(before, joins);
+    OK(cudaStreamDestroy(before));
+    *stream = stream_new();
+    EXPECT(*stream == before);
+    order(*from, *stream);
+}
+
+/* A new stream with the handle of a joined one has the other's memory only where it comes after that one's work. */
+TEST(a_handle_that_comes_back_during_a_capture)
+{
+    for (int after = 0; after < 2; after++) {
+        begin_still();
+        galloc_pool *pool = pool_of(0, SIZE_MAX);
+        cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+        void *before, *again;
+        capture_begin(s);
+        order(s, t);
+        order(s, u);
+        before = pass(pool, MIB(3), t, 1);
+        stream_replaced(&t, u, after ? &u : &s);
+        again = pass(pool, MIB(3), t, 2);
+        EXPECT_EQ(again == before, after);
+        order(t, s);
+        order(u, s);
+        cudaGraphExec_t exec = capture_ready(s);
+        launch(exec, s);
+        sim_run(-1);
+        exec_end(exec);
+        EXPECT_EQ(sim_findings(SIM_ANY), 0);
+        pool_end(pool);
+        finish();
+    }
+}
+
 TEST(random_forks_and_joins)
 {
     enum { STREAMS = 4, BLOCKS = 6 };
@@ -1360,7 +1398,12 @@ TEST(random_forks_and_joins)
         for (int i = 0; i < 150; i++) {
             uint32_t k = roll_below(&d, BLOCKS);
             int a = (int)roll_below(&d, STREAMS), b = (int)roll_below(&d, STREAMS);
-            if (roll_below(&d, 3) == 0) {
+            if (round % 2 && i % 15 == 14 && a && a != b) {
+                int from = (a + 1 + (int)roll_below(&d, STREAMS - 1)) % STREAMS;
+                stream_replaced(&stream[a], stream[b], &stream[from]);
+                for (int n = 0; n < BLOCKS; n++)
+                    if (block[n].home == a) block[n].home = b;
+            } else if (roll_below(&d, 3) == 0) {
                 order(stream[a], stream[b]);
             } else if (!block[k].ptr) {
                 block[k].bytes = roll_bytes(&d, MIB(6));
@@ -1373,7 +1416,7 @@ TEST(random_forks_and_joins)
                 look(stream[a], block[k].ptr, block[k].bytes, k + 1);
             } else {
                 look(stream[block[k].home], block[k].ptr, block[k].bytes, k + 1);
-                if (roll_below(&d, 4) == 0) {
+                if (roll_below(&d, 4) == 0 && round % 2 == 0) {
                     OK(galloc_record_stream(block[k].ptr, stream[a]));
                     order(stream[block[k].home], stream[a]);
                     look(stream[a], block[k].ptr, block[k].bytes, k + 1);

@@ -2246,6 +2246,37 @@ TEST(waiting_for_a_captured_event_draws_a_stream_into_the_capture)
     }
 }
 
+/* As on a GPU (driver 580): the capture does without a destroyed stream, if its work was joined. The new stream of the
+   same handle is not captured. A capture ends with the stream that it began on. */
+TEST(a_captured_stream_may_be_destroyed_once_it_is_joined)
+{
+    enum { JOINED, UNJOINED, ORIGIN };
+    for (int what = JOINED; what <= ORIGIN; ++what) {
+        start();
+        cudaStream_t s = stream(), t = stream(), again;
+        enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusActive;
+        cudaGraph_t graph = NULL;
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+        order(s, t);
+        OK(sim_launch(t, NULL, 0));
+        if (what != UNJOINED) order(t, s);
+        OK(cudaStreamDestroy(what == ORIGIN ? s : t));
+        OK(cudaStreamCreateWithFlags(&again, cudaStreamNonBlocking));
+        EXPECT(again == (what == ORIGIN ? s : t));
+        OK(cudaStreamIsCapturing(again, &status));
+        EXPECT_EQ(status, cudaStreamCaptureStatusNone);
+        OK(cudaStreamIsCapturing(what == ORIGIN ? t : s, &status));
+        EXPECT_EQ(status, what == ORIGIN ? cudaStreamCaptureStatusNone : cudaStreamCaptureStatusActive);
+        EXPECT_EQ(cudaStreamEndCapture(what == ORIGIN ? t : s, &graph),
+                  what == JOINED     ? cudaSuccess
+                  : what == UNJOINED ? cudaErrorStreamCaptureUnjoined
+                                     : cudaErrorIllegalState);
+        EXPECT_EQ(graph != NULL, what == JOINED);
+        EXPECT_EQ(sim_findings(SIM_CAPTURE_BROKEN), what == ORIGIN);
+        if (graph) OK(cudaGraphDestroy(graph));
+    }
+}
+
 TEST(legacy_is_not_drawn_into_a_capture)
 {
     start();
