@@ -1293,8 +1293,8 @@ GAI_OVERRIDE gai_override_malloc_async(void **ptr, size_t bytes, cudaStream_t st
 #ifdef __cplusplus
 template <class T> static inline cudaError_t galloc_override_malloc(T **ptr, size_t bytes)
 {
-    void *p = NULL;
-    cudaError_t error = galloc_override_malloc(ptr ? &p : static_cast<void **>(NULL), bytes);
+    void *p = nullptr;
+    cudaError_t error = galloc_override_malloc(ptr ? &p : static_cast<void **>(nullptr), bytes);
     if (ptr) *ptr = static_cast<T *>(p);
     return error;
 }
@@ -18270,6 +18270,9 @@ static cudaError_t gai_pool_close(galloc_pool *pool)
     if (pool->stats.reserved.current > pool->kept && gai_pool_is_still(pool))
         return gai_fail(cudaErrorNotPermitted, "a pool with on_map or on_unmap cannot end within one of them: "
                         "it holds %zu bytes that are not unmapped there", pool->stats.reserved.current);
+    if (pool->stats.reserved.current > pool->kept && pool->walking)
+        return gai_fail(cudaErrorNotPermitted, "the pool of device %d holds %zu bytes that came free during this call, "
+                        "too late for on_unmap: call it again", pool->config.device, pool->stats.reserved.current);
     if (pool->stats.reserved.current > pool->kept)
         return gai_fail(cudaErrorUnknown, "the pool of device %d still holds %zu bytes that the driver refused to "
                         "take back", pool->config.device, pool->stats.reserved.current);

@@ -10,9 +10,10 @@
      galloc::thrust_allocator        for thrust::cuda::par_nosync(allocator).on(stream)
      galloc::CachingDeviceAllocator  with the interface of cub::CachingDeviceAllocator
 
-   The parts that need a library's header are there when the compiler finds it. Failures throw galloc::out_of_memory (a
-   std::bad_alloc; an rmm::out_of_memory where RMM is found) or galloc::error; CachingDeviceAllocator returns
-   cudaError_t, as CUB's. Functions that free throw nothing: galloc logs why a free failed.
+   The parts that need a library's header are there when the compiler finds it, from C++17 on, unless GALLOC_HPP_ALONE
+   is defined before. Failures throw galloc::out_of_memory (a std::bad_alloc; an rmm::out_of_memory where RMM is found)
+   or galloc::error; CachingDeviceAllocator returns cudaError_t, as CUB's. Functions that free throw nothing: galloc
+   logs why a free failed.
 
    Threads, streams, waits: as the C functions that are called. Whatever has no stream in its interface (resource's
    synchronous functions) says so below. */
@@ -37,7 +38,8 @@
 
 #include "galloc.h"
 
-#if defined(__has_include)
+/* Their headers need C++17. */
+#if defined(__has_include) && __cplusplus >= 201703L && !defined(GALLOC_HPP_ALONE)
 #if __has_include(<cuda/version>)
 #include <cuda/version>
 #elif __has_include(<cuda/std/version>)

@@ -14,13 +14,13 @@ import gc
 import json
 import operator
 import os
+import tempfile
 import weakref
 
 __all__ = ["malloc", "free", "Block", "Pool", "default_pool", "retire", "snapshot", "handle"]
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _MOST = ctypes.c_size_t(-1).value
-_WRITE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _library = None
 
 
@@ -54,7 +54,7 @@ def _load():
         "galloc_pool_trim": [pointer, size, ctypes.POINTER(size)],
         "galloc_python_pool_destroy": [pointer],
         "galloc_stream_retire": [pointer],
-        "galloc_snapshot": [pointer, number, _WRITE, pointer],
+        "galloc_snapshot_save": [pointer, ctypes.c_char_p],
     }.items():
         try:
             getattr(library, name).argtypes = arguments
@@ -363,17 +363,8 @@ def retire(stream):
 
 def snapshot(pool=None):
     """The state of one pool, or of all, as Python's own types."""
-    parts, raised = [], []
-
-    def write(user, data, size):
-        try:  # an exception that left it would be lost: Ctrl-C raises KeyboardInterrupt here
-            parts.append(ctypes.string_at(data, size))
-        except BaseException as error:
-            raised.append(error)
-        return len(raised)
-
-    error = _load().galloc_snapshot(None if pool is None else pool._open(), 0, _WRITE(write), None)
-    if raised:
-        raise raised[0]
-    _check("galloc_snapshot", error)
-    return json.loads(b"".join(parts))
+    with tempfile.TemporaryDirectory() as folder:  # a callback from C would lose Ctrl-C, and a part of the text
+        path = os.path.join(folder, "galloc.json")
+        _call("galloc_snapshot_save", None if pool is None else pool._open(), os.fsencode(path))
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)

@@ -116,6 +116,8 @@ override() { # header set, include folder, objects of the device
     flags="$include -isystem $2"
     log='-DGALLOC_LOG(text)=((void)(text))'
     check "$1-override-use" "$cc" -std=c99 $strict_c $flags -c $parts/override_use.c -o "$dir/use.o"
+    check "$1-override-use-per-thread" "$cc" -std=c99 $strict_c $flags -DCUDA_API_PER_THREAD_DEFAULT_STREAM \
+        -c $parts/override_per_thread.c -o "$dir/use_per_thread.o"
     check "$1-override-c" "$cc" -std=c99 $strict_c $flags "$log" -c $parts/override.c -o "$dir/c.main"
     check "$1-override-c-link" "$cc" "$device"/*.o "$dir"/*.o "$dir/c.main" -o "$dir/c" -lpthread -lm
     check "$1-override-c-run" "$dir/c"

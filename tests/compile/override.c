@@ -138,6 +138,7 @@ int main(void)
     files();
     devices();
     errors();
+    CHECK(override_use_per_thread() == 0);
     if (override_use_typed) CHECK(override_use_typed() == 0);
     sim_run(-1);
     if (sim_findings(SIM_ANY)) printf("found: %s\n", sim_finding(0));

@@ -16,6 +16,7 @@ cudaError_t plain_malloc(void **ptr, size_t bytes);
 cudaError_t plain_malloc_async(void **ptr, size_t bytes);
 cudaError_t override_use_malloc(void **ptr, size_t bytes);
 cudaError_t override_use_free(void *ptr);
+int override_use_per_thread(void);
 int override_use_typed(void) __attribute__((weak)); /* NULL where the file of C++ is left out */
 
 #ifdef __cplusplus

@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import subprocess
+import signal
 import sys
 import threading
 import time
@@ -1044,23 +1045,25 @@ def a_snapshot_is_a_dictionary():
 
 
 @test
-def an_exception_ends_a_snapshot():
-    """As Ctrl-C does: Python raises it in the function that galloc calls."""
-    real, pieces = ctypes.string_at, []
-
-    def interrupted(data, size):
-        pieces.append(size)
-        if len(pieces) == 2:
-            raise KeyboardInterrupt
-        return real(data, size)
+def an_interrupt_ends_a_snapshot():
+    """Ctrl-C at any moment raises KeyboardInterrupt, or the snapshot was whole by then."""
+    def interrupt(*_):
+        raise KeyboardInterrupt
 
     blocks = [galloc.Block(MIB) for _ in range(40)]
-    ctypes.string_at = interrupted
+    before, interrupted = signal.signal(signal.SIGALRM, interrupt), 0
     try:
-        raises(KeyboardInterrupt, "", galloc.snapshot)
+        for moment in range(1, 100):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, moment * 2e-5)
+                assert str(MIB) in str(galloc.snapshot())
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
     finally:
-        ctypes.string_at = real
-    assert len(pieces) == 2, pieces
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted > 0
     assert str(MIB) in str(galloc.snapshot())
     del blocks
 

@@ -977,21 +977,25 @@ TEST(only_what_lies_idle_is_cached)
 /* The total grows by what becomes cached, not by what already is. */
 TEST(what_becomes_cached_adds_up)
 {
-    FOR_BOTH_KINDS (kind) {
-        begin();
-        galloc_config config = galloc_config_default();
-        config.expandable_segments = *kind;
-        config.stats_exact = 1;
-        galloc_pool *pool = pool_new(&config);
-        void *p[3];
-        for (int i = 0; i < 3; i++) p[i] = get(pool, KIB(512), 0);
-        OK(galloc_pool_stats_reset(pool));
-        for (int i = 0; i < 3; i++) {
-            OK(galloc_free(p[i], 0));
-            EXPECT_EQ(stats_of(pool).cached.total, (i + 1) * KIB(512));
+    for (int exact = 0; exact < 2; exact++) {
+        FOR_BOTH_KINDS (kind) {
+            begin();
+            galloc_config config = galloc_config_default();
+            config.expandable_segments = *kind;
+            config.stats_exact = exact;
+            galloc_pool *pool = pool_new(&config);
+            cudaStream_t s = stream_new();
+            void *p[3];
+            for (int i = 0; i < 3; i++) p[i] = get(pool, KIB(512), s);
+            OK(galloc_pool_stats_reset(pool));
+            for (int i = 0; i < 3; i++) {
+                OK(galloc_free(p[i], s));
+                EXPECT_EQ(stats_of(pool).cached.total, (i + 1) * KIB(512));
+            }
+            pool_end(pool);
+            stream_end(s);
+            finish();
         }
-        pool_end(pool);
-        finish();
     }
 }
 

@@ -452,13 +452,20 @@ TEST(a_group_is_released_on_the_default_stream_of_the_current_context)
 
 /* A thread has a per-thread default stream in each context. In one capture they are two streams: what one of them read
    is not given to the other. */
-TEST(per_thread_streams_of_two_devices_in_one_capture_are_two)
+static void *captured_on_two_devices(void *before)
 {
-    begin_devices(2, SIM_PACE_STILL);
     cudaStream_t own = cudaStreamPerThread, s = NULL;
     cudaEvent_t fork = NULL, made = NULL, read = NULL;
     cudaGraph_t graph = NULL;
     cudaGraphExec_t instance = NULL;
+    if (before) {
+        (void)primary(2);
+        OK(cudaStreamBeginCapture(own, cudaStreamCaptureModeRelaxed));
+        OK(galloc_malloc(&before, 1000, own));
+        OK(galloc_free(before, own));
+        OK(cudaStreamEndCapture(own, &graph));
+        OK(cudaGraphDestroy(graph));
+    }
     (void)primary(1);
     OK(cudaDeviceEnablePeerAccess(0, 0));
     OK(cudaEventCreate(&read));
@@ -497,7 +504,18 @@ TEST(per_thread_streams_of_two_devices_in_one_capture_are_two)
     OK(cudaEventDestroy(read));
     pool_end(pool);
     stream_end(s);
-    finish();
+    return NULL;
+}
+
+TEST(per_thread_streams_of_two_devices_in_one_capture_are_two)
+{
+    for (int third = 0; third < 2; third++) { /* the thread has captured on a third device before */
+        pthread_t thread;
+        begin_devices(3, SIM_PACE_STILL);
+        EXPECT_EQ(pthread_create(&thread, NULL, captured_on_two_devices, third ? &thread : NULL), 0);
+        EXPECT_EQ(pthread_join(thread, NULL), 0);
+        finish();
+    }
 }
 
 /* At its limit a pool looks in the graph for what the stream follows: the one that the program named, not the default

@@ -558,4 +558,27 @@ TEST(bad_arguments_are_refused)
     finish();
 }
 
+/* A decision tells what the program uses, without what the quarantine keeps. */
+TEST(a_decision_leaves_out_what_is_in_quarantine)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = heuristic();
+    galloc_decision list[GALLOC_DECISIONS];
+    OK(galloc_config_parse(&config, "debug:quarantine,quarantine_bytes:100M,memory_limit:200M", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    void *p[2];
+    OK(galloc_free(get(pool, MIB(60), s), s));
+    for (int i = 0; i < 2; i++) p[i] = get(pool, MIB(66), s);
+    OK(galloc_free(get(pool, MIB(6), s), s));
+    if (EXPECT(decisions_of(pool, list) > 0)) {
+        EXPECT_EQ(list[0].live, MIB(132));
+        EXPECT(list[0].held >= MIB(192));
+    }
+    for (int i = 0; i < 2; i++) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST_MAIN()

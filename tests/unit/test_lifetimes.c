@@ -424,18 +424,19 @@ static void once_a_graph_ends(const char *function)
     EXPECT_EQ(pthread_join(thread, NULL), 0);
 }
 
-/* At whatever call of the pool's destruction another thread ends the last graph, the destruction succeeds, or the graph
-   was in the way. */
-TEST(a_pool_ends_while_its_last_graph_does)
+/* At whatever call of the pool's end another thread ends the last graph, it succeeds, or the graph was in the way. */
+static void pool_ends_while_its_last_graph_does(int is_default)
 {
     int at, ended = 0, kept = 0;
     for (at = 1; at && at < 1000; at++) {
         begin();
         cudaStream_t s = stream_new();
-        galloc_pool *pool = pool_new(NULL);
+        galloc_pool *pool = NULL;
         galloc_callbacks calls = {0};
         size_t unmapped = 0;
         cudaError_t error;
+        if (is_default) OK(galloc_pool_default(&pool, 0));
+        else pool = pool_new(NULL);
         calls.on_unmap = count_unmapped;
         calls.user = &unmapped;
         OK(galloc_pool_set_callbacks(pool, &calls));
@@ -445,20 +446,23 @@ TEST(a_pool_ends_while_its_last_graph_does)
         OK(cudaGraphInstantiate(&ending.instance, ending.graph, 0));
         sim_hook(once_a_graph_ends, NULL);
         ending.at = at;
-        error = galloc_pool_destroy(pool);
+        error = is_default ? galloc_shutdown() : galloc_pool_destroy(pool);
         sim_hook(NULL, NULL);
         if (ending.graph) at = -1;
         if (ending.graph) end_graph(NULL);
         if (!error) ended++;
         if (!error) EXPECT(unmapped > 0);
         if (error && EXPECT_EQ(error, cudaErrorNotPermitted)) kept++;
-        if (error) pool_end(pool);
+        if (error && !is_default) pool_end(pool);
         stream_end(s);
         finish();
     }
     EXPECT(ended > 0);
     EXPECT(kept > 0);
 }
+
+TEST(a_pool_ends_while_its_last_graph_does) { pool_ends_while_its_last_graph_does(0); }
+TEST(a_default_pool_ends_while_its_last_graph_does) { pool_ends_while_its_last_graph_does(1); }
 
 /* Each page of the default pool that goes lets the program free the block of another one. */
 static struct {

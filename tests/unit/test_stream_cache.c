@@ -860,8 +860,8 @@ TEST(a_cache_of_small_blocks_is_bounded)
     finish();
 }
 
-/* lane_bytes is what the front of a pool's one stream holds at most, and no more than 2 MiB of it may be unvouched. A
-   pair of blocks that it holds goes by no other lock. */
+/* lane_bytes is what the cache of a pool's one stream holds at most, and no more than 2 MiB of it may be unconfirmed,
+   also in an empty cache. */
 TEST(lane_bytes_is_what_a_cache_holds)
 {
     static const size_t lane_bytes[] = {0, 1, KIB(64), MIB(1), MIB(16), MIB(64)};
@@ -875,7 +875,8 @@ TEST(lane_bytes_is_what_a_cache_holds)
             galloc_pool *pool = pool_new(&config);
             void *p[80];
             size_t most = 0;
-            for (int k = 0; k < 80; k++) p[k] = get(pool, k % 2 ? MIB(1) : 512, s);
+            for (int k = 0; k < 80; k++)
+                p[k] = get(pool, !k && lane_bytes[i] > MIB(5) ? MIB(5) : k % 2 ? MIB(1) : 512, s);
             for (int k = 0; k < 80; k++) {
                 OK(galloc_free(p[k], s));
                 inside_stream kept = kept_of(pool, s);
@@ -940,6 +941,35 @@ TEST(a_large_block_in_a_cache_serves_other_sizes)
     OK(galloc_free(get(pool, KIB(16), s), s));
     EXPECT_EQ(kept_of(pool, s).bytes, KIB(16));
     EXPECT_EQ(galloc_pool_check(pool), 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* A large block that has left the cache changes nothing of its bound. */
+TEST(a_cache_has_its_bound_after_a_large_block_was_in_it)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p[20], *small, *large;
+    size_t most = 0;
+    for (int i = 0; i < 20; i++) p[i] = get(pool, KIB(256), s);
+    small = get(pool, KIB(8), s);
+    OK(galloc_free(get(pool, MIB(40), s), s));
+    OK(galloc_free(small, s)); /* confirms both */
+    EXPECT_EQ(kept_of(pool, s).bytes, MIB(40) + KIB(8));
+    EXPECT_EQ(kept_of(pool, s).fresh_bytes, 0);
+    large = get(pool, MIB(40), s);
+    EXPECT_EQ(kept_of(pool, s).bytes, KIB(8));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    for (int i = 0; i < 20; i++) {
+        OK(galloc_free(p[i], s));
+        most = larger(most, kept_of(pool, s).bytes);
+    }
+    EXPECT(most <= MIB(1) && most > KIB(700));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(large, s));
     pool_end(pool);
     stream_end(s);
     finish();
