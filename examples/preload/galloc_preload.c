@@ -60,10 +60,14 @@ static void say_once(int number, const char *text)
         (void)fprintf(stderr, "galloc_preload: %s\n", text);
 }
 
+/* Is a variable set to its one value? Says so if it has another, but for none and 0. */
 static int environment_is(const char *name, const char *value)
 {
     const char *text = getenv(name);
-    return text && !strcmp(text, value);
+    int is = text && !strcmp(text, value);
+    if (text && *text && !is && strcmp(text, "0"))
+        (void)fprintf(stderr, "galloc_preload: %s=%s has no effect: its value is %s\n", name, text, value);
+    return is;
 }
 
 /* ---- the functions of the driver that have a substitute ---------------------------------------------------------- */

@@ -57,6 +57,9 @@ verdict $? "the program's reset of a peak leaves that line alone"
 env LD_PRELOAD="$preload" "$work/host" report >"$work/out" 2>&1
 ! grep -q galloc_preload "$work/out"
 verdict $? "no line without a request"
+env LD_PRELOAD="$preload" GALLOC_PRELOAD_FREE=Async GALLOC_PRELOAD_REPORT=0 "$work/host" report >"$work/out" 2>&1
+[ "$(grep galloc_preload "$work/out")" = "galloc_preload: GALLOC_PRELOAD_FREE=Async has no effect: its value is async" ]
+verdict $? "a line for a value that is none"
 
 # What galloc says of its settings, each line once; but one line alone where it cannot serve.
 env LD_PRELOAD="$preload" GALLOC_CONF="trace:$work/nowhere/trace,reuse:none,wait_limit_ms:5,max_split_size:40M" \
