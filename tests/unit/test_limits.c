@@ -1084,6 +1084,37 @@ TEST(what_was_not_used_for_longest_goes_first)
     finish();
 }
 
+/* About 7 MiB are due. One free block has an old page of 2 MiB and behind it two younger ones of 4 MiB. Rows of pages
+   are taken from the high end. Still only the last page and the old one go. */
+TEST(a_collection_gives_back_no_more_than_is_due)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_limit(MIB(24));
+    config.gc_threshold = 0.5;
+    config.growth = MIB(4);
+    galloc_pool *pool = pool_new(&config);
+    void *own = get(pool, MIB(8), t), *keep = get(pool, MIB(16), s);
+    OK(galloc_pool_set_limit(pool, MIB(26))); /* leaves no room for a page of 4 MiB */
+    char *old = get_used(pool, MIB(2), s, 1);
+    OK(galloc_pool_set_limit(pool, MIB(56)));
+    char *young = get_used(pool, MIB(8), s, 1);
+    EXPECT(young == old + MIB(2));
+    EXPECT_EQ(held(pool), MIB(34));
+    OK(galloc_free(own, t));
+    OK(galloc_free(old, s));
+    OK(galloc_free(young, s));
+    OK(cudaDeviceSynchronize());
+    pass_frees(pool, 64, t);
+    EXPECT_EQ(held(pool), MIB(28)); /* the threshold */
+    EXPECT_EQ(info_of(old).state, GALLOC_STATE_FOREIGN);
+    EXPECT_EQ(info_of(young).state, GALLOC_STATE_FREE);
+    EXPECT_EQ(info_of(young + MIB(4)).state, GALLOC_STATE_FOREIGN);
+    OK(galloc_free(keep, s));
+    pool_end(pool);
+    finish();
+}
+
 /* Memory that was just created is young, though it was never used, and no free came since the last sample of time. */
 TEST(what_was_just_reserved_is_no_idle_memory)
 {
@@ -1314,6 +1345,21 @@ TEST(collections_of_what_is_not_created_again_stay_frequent)
     finish();
 }
 
+/* A hundred times all blocks come and go, with a rest before each collection. Returns the number of collections. */
+static long breathe(galloc_pool *pool, cudaStream_t s, cudaStream_t t, uint64_t rest_ns)
+{
+    long before = (long)stats_of(pool).collections;
+    for (int breath = 0; breath < 100; breath++) {
+        void *p[BLOCKS];
+        for (int i = 0; i < BLOCKS; i++) p[i] = get(pool, MIB(2), s);
+        for (int i = 0; i < BLOCKS; i++) OK(galloc_free(p[i], s));
+        OK(cudaDeviceSynchronize());
+        now_ns += rest_ns;
+        pass_frees(pool, 40, t);
+    }
+    return (long)stats_of(pool).collections - before;
+}
+
 /* What is collected and at once created again is collected less and less often. */
 TEST(a_program_that_breathes_is_let_breathe)
 {
@@ -1322,20 +1368,25 @@ TEST(a_program_that_breathes_is_let_breathe)
         begin();
         cudaStream_t s = stream_new(), t = stream_new();
         galloc_pool *pool = pool_collecting(MIB(64), 0.5, UINT64_MAX);
-        for (int breath = 0; breath < 100; breath++) {
-            void *p[BLOCKS];
-            for (int i = 0; i < BLOCKS; i++) p[i] = get(pool, MIB(2), s);
-            for (int i = 0; i < BLOCKS; i++) OK(galloc_free(p[i], s));
-            OK(cudaDeviceSynchronize());
-            if (slow) now_ns += 60000000000;
-            pass_frees(pool, 40, t);
-        }
-        collections[slow] = (long)stats_of(pool).collections;
+        collections[slow] = breathe(pool, s, t, slow ? 60000000000 : 0);
         pool_end(pool);
         finish();
     }
     EXPECT(collections[0] >= 2 && collections[0] < 20);
     EXPECT(collections[1] > 60);
+}
+
+/* Once the program breathes slowly, the rests become shorter again. */
+TEST(collections_come_often_again_after_fast_breaths)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_collecting(MIB(64), 0.5, UINT64_MAX);
+    EXPECT(breathe(pool, s, t, 0) < 20);
+    (void)breathe(pool, s, t, 60000000000); /* begins within a long rest */
+    EXPECT(breathe(pool, s, t, 60000000000) > 60);
+    pool_end(pool);
+    finish();
 }
 
 /* Work that is not done, and what a graph owns, is no collection's. */
