@@ -446,6 +446,31 @@ TEST(the_gains_of_all_rounds_add_up)
     finish();
 }
 
+/* The work of another stream was complete, so that the block is free for its own stream, whose work goes on. */
+TEST(a_gain_counts_memory_that_only_its_stream_may_use)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_limit(MIB(64));
+    config.wait_limit_ms = 0;
+    galloc_pool *pool = pool_new(&config);
+    void *other = get(pool, MIB(2), t), *q = get(pool, MIB(30), s), *p = get_used(pool, MIB(20), s, 1);
+    OK(galloc_record_stream(p, t));
+    OK(galloc_free(p, s));
+    OK(cudaStreamSynchronize(t));
+    expect_refused(pool, MIB(50), s);
+    EXPECT(sim_pending() > 0);
+    galloc_report r = report_of_failure();
+    EXPECT_EQ(step_of(&r, "use memory whose work is complete")->gained, MIB(20));
+    OK(galloc_free(q, s));
+    OK(galloc_free(other, t));
+    sim_run(-1);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 TEST(rounds_are_bounded)
 {
     for (unsigned most = 0; most < 4; most++) {
@@ -1433,6 +1458,28 @@ TEST(the_report_says_which_streams_strand_what)
     pool_end(pool);
     for (int i = 0; i < MANY; i++) stream_end(s[i]);
     finish();
+}
+
+/* The report has the setting, which the advice heeds. */
+TEST(the_report_has_the_pools_reuse)
+{
+    static const int reuse[] = {0, GALLOC_REUSE_COMPLETED, GALLOC_REUSE_WAIT,
+                                GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT};
+    for (int i = 0; i < 4; i++) {
+        begin_still();
+        galloc_config config = config_limit(MIB(16));
+        config.reuse = reuse[i];
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new();
+        expect_refused(pool, MIB(17), s);
+        galloc_report r = report_of_failure();
+        EXPECT_EQ(r.reuse, reuse[i]);
+        r.stranded = r.rounded; /* then the advice depends on it */
+        EXPECT_EQ(says(&r, "reuse:wait is off"), !(reuse[i] & GALLOC_REUSE_WAIT));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
 }
 
 /* A step that could do nothing here is not said to have been tried. */
