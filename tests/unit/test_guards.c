@@ -2402,6 +2402,33 @@ TEST(checks_do_not_outlive_a_reset)
     }
 }
 
+/* The last used blocks of lost memory are in quarantine: with them it ends, and the driver is not asked to free it. */
+TEST(lost_memory_ends_with_the_quarantine)
+{
+    for (int trimmed = 0; trimmed < 2; trimmed++) {
+        begin_backed(SIM_PACE_STILL);
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        config.debug = QUARANTINE;
+        config.expandable_segments = 0;
+        galloc_pool *pool = pool_new(&config);
+        OK(galloc_free(get(pool, 1000, s), s));
+        OK(cudaDeviceReset());
+        long frees = sim_calls("cuMemFree") + sim_calls("cuMemAddressFree");
+        if (trimmed) {
+            OK(galloc_pool_trim(pool, 0, NULL));
+            galloc_stats stats = stats_of(pool);
+            EXPECT_EQ(stats.reserved.current, 0);
+            EXPECT_EQ(stats.quarantined, 0);
+            EXPECT_EQ(stats.pages[0].count, 0);
+            expect_healthy(pool, 1);
+        }
+        pool_end(pool);
+        EXPECT_EQ(sim_calls("cuMemFree") + sim_calls("cuMemAddressFree"), frees);
+        finish();
+    }
+}
+
 /* Two frees notice the reset at once. The slower one leaves alone the memory that the faster one has allocated since,
    and may go unchecked. Returns whether the slower one asks for the context that often. */
 static int free_beside_a_free_after_a_reset(int calls)
