@@ -550,6 +550,32 @@ TEST(each_call_is_noted_until_the_history_ends)
     finish();
 }
 
+/* Neither a history that is off nor one that has exactly as many entries as it has room for has overwritten any. */
+TEST(a_full_history_has_not_overflowed)
+{
+    enum { SIZE = 10, N = SIZE / 2 + 1 };
+    void *p[N];
+    begin();
+    galloc_pool *pool = pool_limited(GIB(1));
+    value *v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    EXPECT_EQ(value_of(value_of(v, "allocator_settings"), "trace_alloc_overflowed")->type, 'f');
+    value_free(v);
+    OK(galloc_free(get(pool, 5000, NULL), NULL)); /* creates the page */
+    OK(galloc_pool_history(pool, SIZE));
+    for (int i = 0; i < N; i++) { /* the allocation and the snapshot are two more entries */
+        p[i] = get(pool, 5000, NULL);
+        v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+        const value *mine = value_of(value_of(value_of(v, "galloc"), "pools")->first, "history");
+        EXPECT_EQ(number_of(mine, "entries"), i + 1 < N ? 2 * (i + 1) : SIZE);
+        EXPECT_EQ(number_of(mine, "overwritten"), i + 1 < N ? 0 : 2);
+        EXPECT_EQ(value_of(value_of(v, "allocator_settings"), "trace_alloc_overflowed")->type, i + 1 < N ? 'f' : 't');
+        value_free(v);
+    }
+    for (int i = 0; i < N; i++) OK(galloc_free(p[i], NULL));
+    pool_end(pool);
+    finish();
+}
+
 TEST(what_is_overwritten_is_counted)
 {
     galloc_pool *pool;
