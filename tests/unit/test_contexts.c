@@ -410,6 +410,30 @@ TEST(default_streams_of_two_contexts_are_two_streams)
     }
 }
 
+/* A stream frees a block of another device. What it allocates next is memory of its own device all the same. */
+TEST(a_free_of_another_devices_block_leads_no_allocation_there)
+{
+    enum { NAMED, LEGACY, PER_THREAD, KINDS };
+    for (int kind = 0; kind < KINDS; kind++) {
+        begin_devices(2, SIM_PACE_RANDOM);
+        CUcontext own = current(), other = primary(1);
+        cudaStream_t there = stream_in(other), here = kind == NAMED ? stream_in(own) : cudaStreamLegacy;
+        if (kind == PER_THREAD) here = cudaStreamPerThread;
+        for (int i = 0; i < 3; i++) {
+            void *p = NULL, *q = NULL;
+            enter(other);
+            OK(galloc_malloc(&p, KIB(64), there));
+            EXPECT_EQ(info_of(p).device, 1);
+            enter(own);
+            OK(galloc_free(p, here));
+            OK(galloc_malloc(&q, KIB(64), here));
+            EXPECT_EQ(info_of(q).device, 0);
+            OK(galloc_free(q, here));
+        }
+        finish();
+    }
+}
+
 /* The first call for a default stream of another context releases a group: its launches there go on. */
 TEST(a_group_is_released_on_the_default_stream_of_the_current_context)
 {
