@@ -326,6 +326,30 @@ TEST(resize_growable_and_aligned)
     finish();
 }
 
+/* Slots of the size are free, but none of them lies at a multiple of the alignment. */
+TEST(an_aligned_block_is_no_slot)
+{
+    enum { N = 15 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = pooled(GIB(1));
+    config.stats_exact = 1; /* each free files its slot */
+    galloc_pool *pool = pool_new(&config);
+    void *slot[N + 1], *p = NULL;
+    galloc_request request = {.bytes = KIB(4), .alignment = KIB(64), .stream = s, .pool = pool};
+    for (int i = 0; i <= N; i++) slot[i] = get(pool, KIB(4), s);
+    EXPECT_EQ((uintptr_t)slot[0] % KIB(64), 0);
+    for (int i = 1; i <= N; i++) OK(galloc_free(slot[i], s));
+    OK(galloc_alloc(&p, &request));
+    EXPECT_EQ((uintptr_t)p % KIB(64), 0);
+    OK(galloc_free(p, s));
+    OK(galloc_free(slot[0], s));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* However many divisions are asked for, a slot has at least the bytes that it is given out for. */
 TEST(many_divisions_make_no_slot_too_small)
 {
