@@ -112,6 +112,7 @@ void inside_hold_budget(int on) { inside_hold(&gai_locks.budget, on); }
 
 void inside_hold_log(int on) { inside_hold(&gai_locks.log, on); }
 void inside_hold_names(int on) { inside_hold(&gai_locks.tags, on); }
+void inside_hold_trace(void) { gai_latch_on(&((gai_trace *)gai_load_pointer(&gai_process.traces))->latch); }
 void inside_hold_global(int on) { inside_hold(&gai_locks.global, on); }
 
 size_t inside_message_size(void) { return sizeof gai_thread.message; }
@@ -263,6 +264,12 @@ int inside_ended(galloc_pool *pool) { return (gai_load(&inside_pool(pool)->users
 void inside_set_memory_limit(galloc_pool *pool, size_t bytes) { gai_budget_set_own(inside_pool(pool), bytes); }
 void inside_set_live_peak(galloc_pool *pool, size_t bytes) { inside_pool(pool)->live_peak = bytes; }
 void inside_never_look_for_idle(galloc_pool *pool) { inside_pool(pool)->collector.look = UINT64_MAX; }
+
+void inside_charge(galloc_pool *pool, size_t bytes, int on)
+{
+    inside_pool(pool)->budget->held += on ? bytes : 0 - bytes;
+}
+
 CUmemoryPool inside_driver_pool(galloc_pool *pool) { return inside_pool(pool)->driver_pool; }
 size_t inside_headroom(galloc_pool *pool) { return gai_pool_headroom(inside_pool(pool)); }
 size_t inside_parked(galloc_pool *pool) { return inside_pool(pool)->parked; }

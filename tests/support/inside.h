@@ -48,6 +48,7 @@ void inside_log_level(int level); /* GALLOC_LOG_... */
 void inside_log_anew(void);       /* as before the first line: GALLOC_CONF is read again */
 void inside_hold_log(int on);     /* the log's lock, by this thread */
 void inside_hold_names(int on);   /* the lock of tags, by this thread */
+void inside_hold_trace(void);     /* the latch of the first log, for good */
 void inside_hold_global(int on);  /* the global lock, by this thread */
 void inside_hold_budget(int on);  /* that of the limits of all devices, likewise */
 size_t inside_message_size(void); /* bytes of what galloc_last_message returns */
@@ -105,6 +106,7 @@ size_t inside_most_old_mappings(void);
 
 int inside_ended(galloc_pool *pool); /* or is about to: no call comes into it any more */
 void inside_set_memory_limit(galloc_pool *pool, size_t bytes);
+void inside_charge(galloc_pool *pool, size_t bytes, int on); /* the device's limits are charged more, or as before */
 void inside_set_live_peak(galloc_pool *pool, size_t bytes);
 void inside_never_look_for_idle(galloc_pool *pool); /* frees give nothing back because of its age */
 CUmemoryPool inside_driver_pool(galloc_pool *pool);

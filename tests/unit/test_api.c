@@ -720,6 +720,23 @@ TEST(the_check_counts_promised_marks)
     finish();
 }
 
+/* A charge that no pool has taken keeps its bytes from all pools of the device. */
+TEST(the_check_counts_what_limits_are_charged)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, 1000, s);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    inside_charge(pool, MIB(2), 1);
+    EXPECT_EQ(galloc_pool_check(pool), 1);
+    inside_charge(pool, MIB(2), 0);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
 /* A mark that is empty, begins before its block, ends behind it, or covers bytes of another mark of its stream. */
 TEST(the_check_sees_marks_out_of_bounds)
 {
