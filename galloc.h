@@ -7889,7 +7889,7 @@ static CUresult gai_segment_reserve(galloc_pool *pool, size_t at_least)
     gai_segment *segment = gai_segment_new(pool);
     if (!segment) return GAI_NO_HOST_MEMORY;
     for (;;) {
-        result = GAI_CALL(pool, reserve, MemAddressReserve, (&addr, bytes, 0, 0, 0));
+        result = GAI_CALL(pool, reserve, MemAddressReserve, (&addr, bytes, pool->granularity, 0, 0));
         if (!result || bytes == at_least || gai_is_sticky(result)) break;
         bytes = gai_up(gai_max(bytes / 2, at_least), pool->granularity);
     }

@@ -991,6 +991,34 @@ TEST(only_what_lies_idle_is_cached)
     }
 }
 
+/* A part of a free block is given away; the rest is still what the same stream freed. */
+TEST(the_rest_of_a_free_block_names_the_stream_of_its_free)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        galloc_request request = {0};
+        config.expandable_segments = *kind;
+        config.lane_bytes = 0;
+        galloc_pool *pool = pool_new(&config);
+        char *p = get(pool, MIB(8), s);
+        void *part = NULL;
+        OK(galloc_free(p, s));
+        request.bytes = MIB(1);
+        request.alignment = 4096;
+        request.stream = s;
+        request.pool = pool;
+        OK(galloc_alloc(&part, &request));
+        EXPECT(part == p);
+        EXPECT_EQ(info_of(p + MIB(4)).stream_id, stream_id(s));
+        OK(galloc_free(part, s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* The total grows by what becomes cached, not by what already is. */
 TEST(what_becomes_cached_adds_up)
 {

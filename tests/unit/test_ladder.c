@@ -1461,7 +1461,7 @@ TEST(the_report_says_which_streams_strand_what)
 }
 
 /* The report has the setting, which the advice heeds. */
-TEST(the_report_has_the_pools_reuse)
+TEST(the_report_has_the_pools_reuse_and_bound_of_waits)
 {
     static const int reuse[] = {0, GALLOC_REUSE_COMPLETED, GALLOC_REUSE_WAIT,
                                 GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT};
@@ -1469,11 +1469,13 @@ TEST(the_report_has_the_pools_reuse)
         begin_still();
         galloc_config config = config_limit(MIB(16));
         config.reuse = reuse[i];
+        config.wait_limit_ms = i ? (uint64_t)i * 70 : UINT64_MAX;
         galloc_pool *pool = pool_new(&config);
         cudaStream_t s = stream_new();
         expect_refused(pool, MIB(17), s);
         galloc_report r = report_of_failure();
         EXPECT_EQ(r.reuse, reuse[i]);
+        EXPECT(r.wait_limit_ms == config.wait_limit_ms);
         r.stranded = r.rounded; /* then the advice depends on it */
         EXPECT_EQ(says(&r, "reuse:wait is off"), !(reuse[i] & GALLOC_REUSE_WAIT));
         pool_end(pool);

@@ -464,6 +464,28 @@ static void pool_ends_while_its_last_graph_does(int is_default)
 TEST(a_pool_ends_while_its_last_graph_does) { pool_ends_while_its_last_graph_does(0); }
 TEST(a_default_pool_ends_while_its_last_graph_does) { pool_ends_while_its_last_graph_does(1); }
 
+/* What keeps a pool from its end is named: its own blocks, not those of another pool. */
+TEST(an_end_that_fails_names_what_this_pool_has)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool[2] = {pool_new(NULL), pool_new(NULL)};
+    galloc_request request = {.bytes = 1000, .stream = s};
+    void *p[2];
+    for (uint32_t i = 0; i < 2; i++) {
+        request.pool = pool[i];
+        request.bytes = i ? MIB(30) : 1000; /* of all pools the second one has the most */
+        request.tag = 70 + i;
+        OK(galloc_alloc(&p[i], &request));
+    }
+    EXPECT_EQ(galloc_pool_destroy(pool[0]), cudaErrorNotPermitted);
+    EXPECT(strstr(galloc_last_message(), "tag 70") && !strstr(galloc_last_message(), "tag 71"));
+    for (int i = 0; i < 2; i++) OK(galloc_free(p[i], s));
+    for (int i = 0; i < 2; i++) pool_end(pool[i]);
+    stream_end(s);
+    finish();
+}
+
 /* Each page of the default pool that goes lets the program free the block of another one. */
 static struct {
     cudaStream_t stream;

@@ -2269,4 +2269,45 @@ TEST(a_page_that_goes_back_is_no_hit)
     finish();
 }
 
+/* A device may have smaller pages than the 2 MiB that galloc uses at least, and addresses that fit only those. */
+TEST(a_heap_of_a_device_with_small_pages_is_sound)
+{
+    static const size_t granularity[] = {KIB(64), MIB(1), MIB(2), MIB(4), MIB(16)};
+    for (size_t g = 0; g < sizeof granularity / sizeof *granularity; g++) {
+        dice d = {test_seed()};
+        sim_options options = sim_defaults();
+        options.granularity = granularity[g];
+        options.memory = GIB(1);
+        begin_with(options);
+        cudaStream_t s = stream_new();
+        CUdeviceptr own = 0; /* of the program */
+        EXPECT_EQ(cuMemAddressReserve(&own, granularity[g], 0, 0, 0), CUDA_SUCCESS);
+        galloc_pool *pool[2] = {pool_new(NULL), pool_new(NULL)};
+        void *block[64];
+        int n = 0;
+        for (int i = 0; i < 2; i++) {
+            void *first = get(pool[i], MIB(2), s);
+            if (!EXPECT_EQ((uintptr_t)first % larger(MIB(2), granularity[g]), 0)) return;
+            OK(galloc_free(first, s));
+        }
+        for (int i = 0; i < 2000; i++) {
+            galloc_pool *p = pool[i % 2];
+            if (n < 64 && roll_below(&d, 2)) {
+                size_t bytes = (size_t)1 << roll_below(&d, 24);
+                if (!galloc_pool_malloc(p, &block[n], bytes, s)) put(s, block[n++], bytes, 1);
+            } else if (n) {
+                int k = (int)roll_below(&d, (uint32_t)n);
+                OK(galloc_free(block[k], s));
+                block[k] = block[--n];
+            }
+            if (!EXPECT_EQ(galloc_pool_check(p), 0)) return;
+        }
+        while (n) OK(galloc_free(block[--n], s));
+        for (int i = 0; i < 2; i++) pool_end(pool[i]);
+        EXPECT_EQ(cuMemAddressFree(own, granularity[g]), CUDA_SUCCESS);
+        stream_end(s);
+        finish();
+    }
+}
+
 TEST_MAIN()

@@ -90,7 +90,18 @@ static void check_snapshot(galloc_pool *pool)
     EXPECT_EQ(requested, stats.live.current);
     EXPECT_EQ(used, stats.blocks.current);
     EXPECT_EQ(number_of(mine, "live"), stats.live.current);
+    EXPECT_EQ(number_of(mine, "live_peak"), stats.live.peak);
+    EXPECT_EQ(number_of(mine, "allocated"), stats.allocated.current);
     EXPECT_EQ(number_of(mine, "reserved"), stats.reserved.current);
+    EXPECT_EQ(number_of(mine, "reserved_peak"), stats.reserved.peak);
+    EXPECT_EQ(number_of(mine, "blocks"), stats.blocks.current);
+    EXPECT_EQ(number_of(mine, "mallocs"), stats.mallocs);
+    EXPECT_EQ(number_of(mine, "frees"), stats.frees);
+    EXPECT_EQ(number_of(mine, "failures"), stats.failures);
+    EXPECT_EQ(number_of(mine, "moves"), stats.moves);
+    EXPECT_EQ(number_of(mine, "moved_bytes"), stats.moved_bytes);
+    EXPECT_EQ(number_of(mine, "waits"), stats.waits);
+    EXPECT_EQ(number_of(mine, "graph_bytes"), stats.graph_bytes);
     EXPECT_EQ(value_count(value_of(json, "device_traces")), 1);
     EXPECT_EQ(galloc_pool_check(pool), 0);
     value_free(json);
