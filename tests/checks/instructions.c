@@ -64,7 +64,7 @@ __attribute__((noinline)) static void count_hot(long n, cudaStream_t stream)
     }
 }
 
-/* Counted: the same with a block that no front takes. */
+/* Counted: the same with a block that no cache takes. */
 __attribute__((noinline)) static void count_large(long n, cudaStream_t stream)
 {
     for (long i = 0; i < n; i++) {

@@ -670,7 +670,7 @@ TEST(random_operations_with_real_contents)
 
 enum { LANES = 3, UNITS = 24 };
 
-/* What each unit must wait for, of each lane. */
+/* What each unit must wait for, of each stream state. */
 typedef struct demand {
     uint64_t epoch[LANES][UNITS];
 } demand;
@@ -681,7 +681,7 @@ static void demand_mark(demand *d, uint32_t lane, uint32_t begin, uint32_t end, 
         if (d->epoch[lane][i] < epoch) d->epoch[lane][i] = epoch;
 }
 
-/* The list asks for all of the demand; of a lane one mark at most is about a unit, and says something. */
+/* The list asks for all of the demand; of a stream state one mark at most is about a unit, and says something. */
 static void expect_met(const demand *d, const inside_marks *list)
 {
     inside_mark mark;

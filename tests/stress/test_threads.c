@@ -630,7 +630,7 @@ TEST(a_latch_keeps_visitors_apart)
     finish();
 }
 
-/* The cache lines that threads who share a front wait for: it begins where one does. */
+/* The cache lines that threads who share a cache wait for: it begins where one does. */
 TEST(caches_begin_a_line_of_memory)
 {
     begin();

@@ -1219,7 +1219,7 @@ TEST(fragmentation_of_a_known_heap)
         begin();
         galloc_config config = galloc_config_default();
         config.expandable_segments = *kind;
-        config.stats_exact = 1; /* what fronts hold does not merge */
+        config.stats_exact = 1; /* what caches hold does not merge */
         galloc_pool *pool = pool_new(&config);
         galloc_stats stats = stats_of(pool);
         EXPECT_EQ(stats.free_bytes + stats.largest_free, 0);

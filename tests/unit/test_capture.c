@@ -417,7 +417,7 @@ TEST(memory_comes_back_when_the_last_of_a_graph_is_gone)
 /* Allocated in a capture and kept: the holder's, whatever becomes of the graph; freed, the graph's again. */
 TEST(a_result_is_its_holders_and_then_the_graphs)
 {
-    for (int round = 0; round < 12; round++) { /* segments, what ends first, a shelf in between */
+    for (int round = 0; round < 12; round++) { /* segments, what ends first, a cache bin in between */
         begin_still();
         cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
         galloc_pool *pool = pool_of(round % 2, MIB(4));
@@ -512,7 +512,7 @@ TEST(what_was_used_before_the_capture_outlives_its_graph)
     }
 }
 
-/* What a front gave out again has no mark for the work before: freed in a capture it gets one. */
+/* What a cache gave out again has no mark for the work before: freed in a capture it gets one. */
 TEST(a_block_from_a_cache_is_freed_in_a_capture)
 {
     begin_still();
@@ -1606,7 +1606,7 @@ TEST(a_stream_has_its_own_memory_again_after_the_capture)
     OK(galloc_free(get(pool, 512, t), t));
     void *p = get_used(pool, MIB(1), s, 1), *small = get_used(pool, 3000, s, 1);
     OK(galloc_free(p, s));
-    OK(galloc_free(small, s)); /* in its front */
+    OK(galloc_free(small, s)); /* in its cache */
     OK(galloc_free(get(pool, MIB(1), t), t)); /* it would have liked that: a mark is wanted */
     capture_begin(s);
     long records = sim_calls("cuEventRecord");

@@ -1391,7 +1391,7 @@ static const char *const fixed_pools[] = {"expandable_segments:False", "like:pyt
                                           "expandable_segments:False,stream_check:off"};
 
 /* cudaMalloc memory goes with the primary context of its device. A stream of another context, which lives on, does not
-   get what a front or the pool has of it. */
+   get what a cache or the pool has of it. */
 TEST(a_stream_of_another_context_gets_no_memory_that_is_gone)
 {
     for (size_t kind = 0; kind < COUNT(fixed_pools); kind++) {

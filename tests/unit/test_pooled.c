@@ -252,7 +252,7 @@ TEST(blocking_streams_do_not_share_slots)
             if (k % 8) OK(galloc_free(p[k], s[i % 2]));
             else kept[kepts++] = p[k];
         }
-        OK(galloc_free(get(pool, MIB(2), s[i % 2]), s[i % 2])); /* the front is emptied */
+        OK(galloc_free(get(pool, MIB(2), s[i % 2]), s[i % 2])); /* the cache is emptied */
     }
     for (int i = 0; i < kepts; i++) OK(galloc_free(kept[i], s[i / 8 % 2]));
     sim_run(-1);

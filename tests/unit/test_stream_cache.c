@@ -1,4 +1,4 @@
-/* test_stream_cache.c - the fast path: what a stream's front serves with no lock that others share and no call of CUDA
+/* test_stream_cache.c - the fast path: what a stream's cache serves with no lock that others share and no call of CUDA
    but the looks at the stream; that it never gives out what it must not; and that what it holds is not lost to
    anybody. */
 
@@ -76,7 +76,7 @@ TEST(a_hot_pair_calls_nothing_but_the_looks)
     }
 }
 
-/* What the front has not is asked of the pool with no more than that: on legacy, whether anything may be called on it
+/* What the cache has not is asked of the pool with no more than that: on legacy, whether anything may be called on it
    at all. */
 TEST(a_miss_calls_nothing_but_the_looks)
 {
@@ -121,7 +121,7 @@ TEST(blocks_of_many_sizes_serve_again_as_they_are)
     finish();
 }
 
-/* ---- what is known of a block on a shelf ------------------------------------------------------------------------- */
+/* ---- what is known of a block in a cache bin --------------------------------------------------------------------- */
 
 TEST(what_lies_in_a_cache_is_free)
 {
@@ -171,7 +171,7 @@ TEST(a_second_free_is_refused_wherever_the_block_is)
         warm(pool, 4096, t);
         void *p = get(pool, 4096, s);
         OK(galloc_free(p, s));
-        if (way == 1) OK(galloc_pool_reserve(pool, 512)); /* out of the front */
+        if (way == 1) OK(galloc_pool_reserve(pool, 512)); /* out of the cache */
         cudaStream_t both[2] = {s, t};
         EXPECT_EQ(galloc_free(p, way == 2 ? t : s), cudaErrorInvalidDevicePointer);
         EXPECT(strstr(galloc_last_message(), "freed already") != NULL);
@@ -208,7 +208,7 @@ TEST(a_cache_is_not_for_the_stream_that_has_the_handle_now)
     finish();
 }
 
-/* What S got from its front, did not use, and gave back on T, comes after what S did with it before. */
+/* What S got from its cache, did not use, and gave back on T, comes after what S did with it before. */
 TEST(what_left_a_cache_unused_may_be_freed_on_any_stream)
 {
     for (int named = 0; named < 4; named++) {
@@ -235,7 +235,7 @@ TEST(what_left_a_cache_unused_may_be_freed_on_any_stream)
     }
 }
 
-/* A block without marks goes into the front of the stream that frees it, which may not be the one that got it. */
+/* A block without marks goes into the cache of the stream that frees it, which may not be the one that got it. */
 TEST(a_block_without_marks_is_kept_by_whom_it_was_freed_on)
 {
     begin_still();
@@ -279,7 +279,7 @@ TEST(a_block_that_changed_over_to_a_stream_is_reported_with_it)
     finish();
 }
 
-/* A block with a wait for S in it that was never used on T: T may have it from its front, U must wait for S as well. */
+/* A block with a wait for S in it that was never used on T: T may have it from its cache, U must wait for S as well. */
 TEST(marks_of_others_keep_a_block_out_of_caches)
 {
     begin_still();
@@ -354,7 +354,7 @@ TEST(a_reset_empties_the_caches_of_memory_that_is_gone)
     }
 }
 
-/* A stream of another device was not reset, but the memory that its front holds may be. */
+/* A stream of another device was not reset, but the memory that its cache holds may be. */
 TEST(caches_of_other_devices_lose_memory_too)
 {
     begin_with_devices(2, SIM_PACE_RANDOM);
@@ -395,9 +395,9 @@ TEST(a_cache_of_before_a_reset_takes_nothing_after_it)
     finish();
 }
 
-/* ---- who vouches for a free -------------------------------------------------------------------------------------- */
+/* ---- who confirms a free ----------------------------------------------------------------------------------------- */
 
-/* What no front takes is asked about at once. */
+/* What no cache takes is asked about at once. */
 TEST(a_large_free_by_a_handle_that_came_back_is_the_new_streams)
 {
     begin_still();
@@ -418,7 +418,7 @@ TEST(a_large_free_by_a_handle_that_came_back_is_the_new_streams)
     finish();
 }
 
-/* S has died, and T has its handle. A free on T goes into the front of S, since nobody has looked at the id. The work
+/* S has died, and T has its handle. A free on T goes into the cache of S, since nobody has looked at the id. The work
    of T is not done: neither T's next call nor a third stream's must have that memory. The block given last is as much
    nobody's, whatever its size. */
 TEST(a_free_by_a_handle_that_came_back_is_nobodys)
@@ -531,8 +531,8 @@ TEST(a_handle_may_come_back_on_another_device)
     finish();
 }
 
-/* S lives: a call that asks vouches for what was freed before, and all of it goes the usual ways. */
-TEST(a_stream_that_lives_vouches_for_its_frees)
+/* S lives: a call that asks confirms what was freed before, and all of it goes the usual ways. */
+TEST(a_stream_that_lives_confirms_its_frees)
 {
     begin_still();
     enum { N = 30 };
@@ -552,8 +552,8 @@ TEST(a_stream_that_lives_vouches_for_its_frees)
     finish();
 }
 
-/* What nobody has vouched for is bounded, in blocks and bytes: the free that would be one too many asks. */
-TEST(few_frees_go_unvouched)
+/* What nobody has confirmed is bounded, in blocks and bytes: the free that would be one too many asks. */
+TEST(few_frees_go_unconfirmed)
 {
     for (int large = 0; large < 2; large++) {
         begin();
@@ -646,7 +646,7 @@ TEST(a_miss_sees_all_that_was_freed)
     finish();
 }
 
-/* S does nothing more: what lies in its front serves T all the same. */
+/* S does nothing more: what lies in its cache serves T all the same. */
 TEST(an_idle_cache_keeps_nothing_from_others)
 {
     begin();
@@ -778,7 +778,7 @@ static void *free_use_others_and_end(void *unused)
 }
 
 /* The main thread's own, which goes on, keeps what it has. */
-TEST(a_thread_that_ends_leaves_nothing_in_fronts_it_has_forgotten)
+TEST(a_thread_that_ends_leaves_nothing_in_caches_it_has_forgotten)
 {
     begin();
     pthread_t thread;
@@ -799,7 +799,7 @@ TEST(a_thread_that_ends_leaves_nothing_in_fronts_it_has_forgotten)
 
 /* ---- bounds and marks -------------------------------------------------------------------------------------------- */
 
-/* With a second stream in play what a front holds counts as unmarked: 2 MiB of it are marked at the free. */
+/* With a second stream in play what a cache holds counts as unmarked: 2 MiB of it are marked at the free. */
 TEST(what_a_cache_holds_counts_as_unmarked)
 {
     begin_still();
@@ -1059,8 +1059,8 @@ TEST(a_large_block_leaves_the_cache_when_a_second_stream_comes)
     }
 }
 
-/* When a second stream comes, a front of the first one with more than 2 MiB goes to the pool: that stream may never
-   come again, and nobody could be given what is in its front. */
+/* When a second stream comes, a cache of the first one with more than 2 MiB goes to the pool: that stream may never
+   come again, and nobody could be given what is in its cache. */
 TEST(lane_bytes_do_not_bind_memory_once_there_are_more_streams)
 {
     begin_still();
@@ -1115,7 +1115,7 @@ TEST(a_mark_that_is_asked_for_is_taken_by_the_next_call)
     }
 }
 
-/* A retired stream's front is marked with the rest. */
+/* A retired stream's cache is marked with the rest. */
 TEST(retiring_marks_what_the_cache_holds)
 {
     begin_still();
@@ -1227,7 +1227,7 @@ TEST(an_address_that_comes_back_on_another_device_is_freed_there)
         void *q = get_used(pool, MIB(1), cudaStreamLegacy, 1);
         EXPECT(q == p);
         OK(cudaSetDevice(0));
-        OK(galloc_free(small, cudaStreamLegacy)); /* this front takes blocks again */
+        OK(galloc_free(small, cudaStreamLegacy)); /* this cache takes blocks again */
         OK(cudaSetDevice(1));
         OK(galloc_free(q, cudaStreamLegacy));
         OK(cudaSetDevice(0));
@@ -1238,7 +1238,7 @@ TEST(an_address_that_comes_back_on_another_device_is_freed_there)
     }
 }
 
-/* Where no context is asked for, a default stream still leads to each pool's own lane, in every thread. */
+/* Where no context is asked for, a default stream still leads to each pool's own stream state, in every thread. */
 static void *use_default_streams(void *arg)
 {
     galloc_pool **pool = (galloc_pool **)arg;
@@ -1380,7 +1380,7 @@ static void *hand_on(galloc_pool *pool, cudaStream_t a, cudaStream_t b)
     return p;
 }
 
-/* The lane that was the first stream's is another's now, and the first one lives and is used again. */
+/* The stream state that was the first stream's is another's now, and the first one lives and is used again. */
 TEST(a_miss_by_an_old_way_leads_to_no_other_stream)
 {
     begin_still();
@@ -1411,7 +1411,7 @@ TEST(a_free_by_an_old_way_needs_no_host_memory)
     warm(pool, 512, u);
     EXPECT_EQ(inside_unused_streams(pool), 0);
     warm(pool, KIB(64), s);
-    void *p = get(pool, KIB(64), s); /* from the front: it is not known whether it has been used */
+    void *p = get(pool, KIB(64), s); /* from the cache: it is not known whether it has been used */
     sim_fail_malloc(1, 1);
     OK(galloc_free(p, t));
     EXPECT(sim_failed_mallocs() > 0);
@@ -1422,7 +1422,7 @@ TEST(a_free_by_an_old_way_needs_no_host_memory)
     finish();
 }
 
-/* The lane that was the first stream's is another's now; the first one's handle is a third stream's. */
+/* The stream state that was the first stream's is another's now; the first one's handle is a third stream's. */
 TEST(without_looks_an_old_way_leads_to_no_other_stream)
 {
     begin_still();
@@ -1511,7 +1511,7 @@ TEST(without_looks_a_retired_stream_is_still_another_one)
     finish();
 }
 
-/* Nor by the free of a block that no front would have: it is not asked, so it says nothing. */
+/* Nor by the free of a block that no cache would have: it is not asked, so it says nothing. */
 TEST(without_looks_a_block_with_room_leads_to_no_retired_stream)
 {
     begin_still();
@@ -1543,7 +1543,7 @@ TEST(without_looks_a_block_with_room_leads_to_no_retired_stream)
     finish();
 }
 
-/* A block that a front gave out again says nothing of who had it before. It grows on another stream, within its 512
+/* A block that a cache gave out again says nothing of who had it before. It grows on another stream, within its 512
    bytes: what had these before may still be under way. */
 TEST(what_a_cache_gave_grows_on_another_stream)
 {
@@ -1587,7 +1587,7 @@ TEST(an_address_that_another_pool_has_by_now_is_freed_there)
     finish();
 }
 
-/* Errors that end the context shut the fronts: nothing more is given out. */
+/* Errors that end the context shut the caches: nothing more is given out. */
 TEST(a_broken_pool_gives_out_nothing_from_its_caches)
 {
     begin();
@@ -1613,7 +1613,7 @@ TEST(a_broken_pool_gives_out_nothing_from_its_caches)
     finish();
 }
 
-/* Nor is the front of the stream opened again by the very call that met the error. */
+/* Nor is the cache of the stream opened again by the very call that met the error. */
 TEST(a_call_that_breaks_its_pool_leaves_the_cache_shut)
 {
     begin();
