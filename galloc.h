@@ -18270,9 +18270,6 @@ static cudaError_t gai_pool_close(galloc_pool *pool)
     if (pool->stats.reserved.current > pool->kept && gai_pool_is_still(pool))
         return gai_fail(cudaErrorNotPermitted, "a pool with on_map or on_unmap cannot end within one of them: "
                         "it holds %zu bytes that are not unmapped there", pool->stats.reserved.current);
-    if (pool->stats.reserved.current > pool->kept && pool->walking)
-        return gai_fail(cudaErrorNotPermitted, "the pool of device %d holds %zu bytes that came free during this call, "
-                        "too late for on_unmap: call it again", pool->config.device, pool->stats.reserved.current);
     if (pool->stats.reserved.current > pool->kept)
         return gai_fail(cudaErrorUnknown, "the pool of device %d still holds %zu bytes that the driver refused to "
                         "take back", pool->config.device, pool->stats.reserved.current);
@@ -21147,8 +21144,12 @@ GALLOC_API cudaError_t galloc_override_free(void *ptr, cudaStream_t stream, int 
 /* Ends a pinned pool. */
 static cudaError_t gai_shutdown_pool(galloc_pool *pool)
 {
-    cudaError_t error = gai_pool_part(pool);
-    if (!error) error = gai_pool_end(pool);
+    cudaError_t error = cudaErrorUnknown;
+    int tries; /* a graph that ends between both leaves pages that on_unmap could not be told of */
+    for (tries = 0; error == cudaErrorUnknown && tries < 2; tries++) {
+        error = gai_pool_part(pool);
+        if (!error) error = gai_pool_end(pool);
+    }
     if (error) gai_pool_unpin(pool);
     return error;
 }

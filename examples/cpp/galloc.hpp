@@ -125,7 +125,8 @@ private:
 #endif
 
 /* Files may be compiled with per-thread default streams or without. The rest has other names in each of them, since
-   stream 0 means another stream there; and in each file with GALLOC_STATIC, which has a heap of its own. */
+   stream 0 means another stream there; and in each file with GALLOC_STATIC, which has a heap of its own: then a type of
+   the program that has an owner as a member belongs in one file, not in a header. */
 #if defined(GALLOC_STATIC)
 namespace {
 #elif defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM)

@@ -14,7 +14,6 @@ import gc
 import json
 import operator
 import os
-import tempfile
 import weakref
 
 __all__ = ["malloc", "free", "Block", "Pool", "default_pool", "retire", "snapshot", "handle"]
@@ -54,7 +53,8 @@ def _load():
         "galloc_pool_trim": [pointer, size, ctypes.POINTER(size)],
         "galloc_python_pool_destroy": [pointer],
         "galloc_stream_retire": [pointer],
-        "galloc_snapshot_save": [pointer, ctypes.c_char_p],
+        "galloc_python_snapshot": [pointer, out, ctypes.POINTER(size)],
+        "galloc_python_forget": [pointer],
     }.items():
         try:
             getattr(library, name).argtypes = arguments
@@ -363,8 +363,9 @@ def retire(stream):
 
 def snapshot(pool=None):
     """The state of one pool, or of all, as Python's own types."""
-    with tempfile.TemporaryDirectory() as folder:  # a callback from C would lose Ctrl-C, and a part of the text
-        path = os.path.join(folder, "galloc.json")
-        _call("galloc_snapshot_save", None if pool is None else pool._open(), os.fsencode(path))
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
+    text, size = ctypes.c_void_p(), ctypes.c_size_t()
+    try:  # all in C: a callback into Python would lose Ctrl-C
+        _call("galloc_python_snapshot", None if pool is None else pool._open(), ctypes.byref(text), ctypes.byref(size))
+        return json.loads(ctypes.string_at(text.value, size.value))
+    finally:
+        _load().galloc_python_forget(text)

@@ -9,6 +9,7 @@
 #include "galloc.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* A call of the runtime leaves no error behind, unless one was there before. */
@@ -156,7 +157,9 @@ GALLOC_API int galloc_python_device(size_t stream)
     cudaError_t last = cudaPeekAtLastError();
     int device = 0;
     if (quiet(last, cudaGetDevice(&device)) != cudaSuccess) return 0;
-    if (stream <= 2 || current_context(&before) != cudaSuccess) return device;
+    if (stream <= 2) return device;
+    (void)quiet(last, cudaSetDevice(device)); /* a thread without a context gets one, as by any call of the runtime */
+    if (current_context(&before) != cudaSuccess) return device;
     find_in_driver("cuStreamGetCtx", &found, &context_of);
     if (!context_of || context_of((CUstream)stream, &context) != CUDA_SUCCESS || context == before) return device;
     if (set_current_context(context) == cudaSuccess) {
@@ -442,6 +445,42 @@ GALLOC_API cudaError_t galloc_python_record_stream(void *ptr, size_t stream, int
 }
 
 /* Bytes live, their peak, bytes held, their peak. */
+/* The text of a snapshot, and the room that it has. */
+typedef struct snapshot_text {
+    char *at;
+    size_t used, room;
+} snapshot_text;
+
+static int append(void *user, const void *data, size_t bytes)
+{
+    snapshot_text *text = (snapshot_text *)user;
+    if (text->room - text->used < bytes) {
+        size_t room = 2 * (text->room + bytes);
+        char *more = (char *)realloc(text->at, room);
+        if (!more) return 1;
+        text->at = more;
+        text->room = room;
+    }
+    memcpy(text->at + text->used, data, bytes);
+    text->used += bytes;
+    return 0;
+}
+
+/* pool: NULL: all. *text: to be given to galloc_python_forget; NULL after a failure. */
+GALLOC_API cudaError_t galloc_python_snapshot(galloc_pool *pool, char **text, size_t *bytes)
+{
+    snapshot_text written = {NULL, 0, 0};
+    cudaError_t error;
+    own[0] = 0;
+    error = galloc_snapshot(pool, GALLOC_SNAPSHOT_JSON, append, &written);
+    if (error != cudaSuccess) free(written.at);
+    *text = error == cudaSuccess ? written.at : NULL;
+    *bytes = written.used;
+    return error;
+}
+
+GALLOC_API void galloc_python_forget(char *text) { free(text); }
+
 GALLOC_API cudaError_t galloc_python_memory(galloc_pool *pool, size_t numbers[4])
 {
     galloc_stats stats;

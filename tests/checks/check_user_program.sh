@@ -284,7 +284,8 @@ int main(int argc, char **)
     nested pair(7, {8, 9}), *pairs;
     if (cudaMalloc(&pairs, sizeof pair)) return 3;
     cudaMemcpy(pairs, &pair, sizeof pair, cudaMemcpyHostToDevice);
-    second<std::pair<int, std::pair<int, int>>, (1 > 0) + sizeof(char)> <<<1, 1>>>
+    second<std::pair<int, std::pair<int, int>>, (1 > 0) + sizeof(char)> /* as nvcc */
+        <<<1, 1>>> // a launch
         (pairs);
     cudaMemcpy(&pair, pairs, sizeof pair, cudaMemcpyDeviceToHost);
     printf("second %d of %zu\n", pair.second.second, std::vector<std::vector<std::vector<int>>>(3).size());

@@ -586,7 +586,13 @@ def memory_is_of_the_streams_device():
         here = galloc.malloc(MIB), galloc.Block(MIB), galloc.default_pool()
         elsewhere = galloc.malloc(MIB, device=0)
     there = galloc.malloc(MIB, stream.value), galloc.Block(MIB, stream.value)
-    assert galloc.default_pool(1).memory()["live"] == 4 * MIB
+    there += galloc.Block(MIB, stream.value),
+    alone = []  # in a thread that has called nothing of CUDA yet
+    thread = threading.Thread(target=lambda: alone.append(galloc.malloc(MIB, stream.value)))
+    thread.start()
+    thread.join()
+    assert galloc.default_pool(1).memory()["live"] == 6 * MIB
+    galloc.free(alone[0], stream.value)
     assert galloc.default_pool().memory()["live"] == MIB
     assert here[2] is galloc.default_pool(1) and galloc.default_pool() is galloc.default_pool(0)
     device = ctypes.c_int(7)
@@ -594,8 +600,8 @@ def memory_is_of_the_streams_device():
     galloc.free(here[0])
     galloc.free(elsewhere)
     galloc.free(there[0], stream.value)
-    here[1].free()
-    there[1].free()
+    for block in here[1], there[1], there[2]:
+        block.free()
     assert galloc.default_pool(1).memory()["live"] == 0
     galloc.retire(stream.value)
     assert sim.cudaStreamDestroy(stream) == 0

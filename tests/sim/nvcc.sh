@@ -32,6 +32,7 @@ launches_to_calls() { # file
     { text = text $0 "\n" }
     BEGIN {
         blank = "([ \t\n]|\001[0-9]+\002)"
+        trailing = blank "*$"
         kernel_template = "template" blank "*<[^;{}()]*>" blank "*((static|inline)" blank "+)*__global__" blank "+" \
             "((static|inline)" blank "+)*void" blank "+(__launch_bounds__" blank "*\\([^()]*\\)" blank "*)?" \
             "[A-Za-z_][A-Za-z_0-9]*" blank "*\\("
@@ -53,8 +54,10 @@ launches_to_calls() { # file
             name = name_before(code)
             end = name == "" ? 0 : launch_end(text)
             if (end) {
-                sub(/[ \t\n]*$/, "", code)
-                code = substr(code, 1, length(code) - length(name)) launcher(name)
+                gap = code
+                sub(trailing, "", code)
+                gap = substr(gap, length(code) + 1)
+                code = substr(code, 1, length(code) - length(name)) launcher(name) gap
                 printf "%s)", restored(code substr(text, 1, end - 1))
                 text = substr(text, end + 3)
             } else {
@@ -65,7 +68,7 @@ launches_to_calls() { # file
     }
     # The name of a kernel at the end of a text, perhaps with arguments of a template; "": there is none.
     function name_before(s,    i, depth, inner, c, name) {
-        sub(/[ \t\n]*$/, "", s)
+        sub(trailing, "", s)
         i = length(s)
         if (substr(s, i) == ">")
             for (depth = 1; depth && --i;) {
@@ -84,7 +87,7 @@ launches_to_calls() { # file
             if (c ~ /[([{]/) depth++
             if (c ~ /[])}]/) depth--
             if (c == ";" && !depth) return 0
-            if (c == ">" && !depth && substr(s, i, 3) == ">>>" && substr(s, i + 3, 200) ~ /^[ \t\n]*\(/) return i
+            if (c == ">" && !depth && substr(s, i, 3) == ">>>" && substr(s, i + 3, 200) ~ ("^" blank "*\\(")) return i
         }
         return 0
     }
