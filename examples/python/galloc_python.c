@@ -444,7 +444,6 @@ GALLOC_API cudaError_t galloc_python_record_stream(void *ptr, size_t stream, int
     return leave(&before, error);
 }
 
-/* Bytes live, their peak, bytes held, their peak. */
 /* The text of a snapshot, and the room that it has. */
 typedef struct snapshot_text {
     char *at;
@@ -481,6 +480,7 @@ GALLOC_API cudaError_t galloc_python_snapshot(galloc_pool *pool, char **text, si
 
 GALLOC_API void galloc_python_forget(char *text) { free(text); }
 
+/* Bytes live, their peak, bytes held, their peak. */
 GALLOC_API cudaError_t galloc_python_memory(galloc_pool *pool, size_t numbers[4])
 {
     galloc_stats stats;
