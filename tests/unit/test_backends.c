@@ -1423,6 +1423,16 @@ TEST(legacy_while_a_stream_is_captured)
     finish();
 }
 
+/* A graph used so many bytes of the pool, and is gone. */
+static void graph_comes_and_goes(galloc_pool *pool, size_t bytes, cudaStream_t stream)
+{
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    OK(galloc_free(get(pool, bytes, stream), stream));
+    OK(cudaStreamEndCapture(stream, &graph));
+    OK(cudaGraphDestroy(graph));
+}
+
 /* cudaFree waits for the device. So captured memory whose graph is gone stays where a call may not wait. */
 TEST(captured_memory_stays_where_no_call_may_wait)
 {
@@ -1433,12 +1443,8 @@ TEST(captured_memory_stays_where_no_call_may_wait)
         snprintf(text, sizeof text, "backend:cudaMallocAsync,memory_limit:64M,%s", limits[i]);
         galloc_pool *pool = pool_of(text);
         cudaStream_t s = stream_new(), t = stream_new();
-        cudaGraph_t graph = NULL;
         void *busy = get(pool, MIB(2), t), *p = pool;
-        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
-        OK(galloc_free(get(pool, MIB(32), s), s));
-        OK(cudaStreamEndCapture(s, &graph));
-        OK(cudaGraphDestroy(graph));
+        graph_comes_and_goes(pool, MIB(32), s);
         put(t, busy, MIB(2), 1);
         long waits = sim_blocking_calls();
         OK(galloc_free(get(pool, MIB(2), s), s));
@@ -1463,10 +1469,7 @@ TEST(captured_memory_is_borrowed_where_a_call_may_wait)
     cudaStream_t s = stream_new(), t = stream_new();
     cudaGraph_t graph = NULL;
     void *busy = get(other, MIB(2), t), *p = NULL;
-    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
-    OK(galloc_free(get(pool, MIB(40), s), s));
-    OK(cudaStreamEndCapture(s, &graph));
-    OK(cudaGraphDestroy(graph));
+    graph_comes_and_goes(pool, MIB(40), s);
     put(t, busy, MIB(2), 1);
     long waits = sim_blocking_calls();
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
