@@ -3351,6 +3351,7 @@ struct galloc_pool {
 
     /* Plans, parking, collection, strategy:heuristic, and when events are recorded. */
     uint64_t plans, numbers; /* ranges planned and mappings made so far */
+    uint64_t noted;          /* planning: the plan for which the pages of all free blocks were noted last */
     gai_predictor plan_predictor, event_predictor;
     uint64_t plan_keys[2 * GAI_PLAN_KEYS], event_keys[2 * GAI_EVENT_KEYS]; /* their `keys` and `latest` */
     gai_memo memos[GAI_PLAN_KEYS]; /* the plans of plan_predictor's keys */
@@ -8447,7 +8448,6 @@ typedef struct gai_page_filter {
     const gai_params *params;
     size_t wanted, most, least;
     int may_wait;
-    int one_place;   /* the planner looks at one place, not at all of them */
     int no_wait;     /* cudaMallocAsync: what cudaMalloc made stays, since cudaFree waits */
     uint64_t before; /* to be given back: only pages that were not used later, counted in frees */
 } gai_page_filter;
@@ -8459,7 +8459,7 @@ static gai_page_filter gai_page_filter_for(const gai_params *params)
     filter.params = params;
     filter.wanted = filter.most = SIZE_MAX;
     filter.least = 0;
-    filter.may_wait = filter.one_place = filter.no_wait = 0;
+    filter.may_wait = filter.no_wait = 0;
     filter.before = UINT64_MAX;
     return filter;
 }
@@ -10293,30 +10293,62 @@ static void gai_job_take(gai_job *job, gai_found found)
     else gai_job_took(job, gai_pool_take(job->pool, found.block, found.at, &job->params));
 }
 
-/* Returns the free block that contains the mapping and can give up its page, or NULL. `within` guesses where the
-   block begins: in a program that repeats itself mostly where it did before. */
-static gai_block *gai_mapping_donor(const galloc_pool *pool, gai_mapping *mapping, const gai_page_filter *filter)
+/* Notes the block in its whole pages that have an alias to return to: those with more than one mapping. */
+static void gai_block_note_pages(const galloc_pool *pool, gai_block *block, const gai_page_filter *filter)
+{
+    uintptr_t begin, at;
+    size_t bytes = gai_block_whole_pages(block, &begin);
+    for (at = begin; at < begin + bytes;) {
+        gai_mapping *mapping = gai_page_at(at);
+        at += mapping->bytes;
+        if (mapping->page->mappings == 1) continue;
+        mapping->page->looked = pool->plans;
+        mapping->page->holder = gai_mapping_is_spare(pool, mapping, block->marks, filter) ? block : NULL;
+    }
+}
+
+/* gai_block_note_pages for all free blocks that may have whole pages. */
+static void gai_plan_note_pages(galloc_pool *pool, const gai_page_filter *filter)
+{
+    const gai_set *set;
+    pool->noted = pool->plans;
+    for (set = &pool->common; set; set = set->next) {
+        gai_bin bin = gai_bin_of(GAI_FIXED_SMALL);
+        do {
+            gai_block *block;
+            for (block = set->bins[bin.row][bin.column]; block; block = block->next_bin)
+                gai_block_note_pages(pool, block, filter);
+        } while (gai_bin_next(set, &bin));
+    }
+}
+
+/* Finds the free block that contains the mapping, at the hint `within`: in a program that repeats itself it mostly
+   begins where it did before. Where the hint fails, the pages of all free blocks are noted. */
+static gai_block *gai_plan_donor(galloc_pool *pool, gai_mapping *mapping, const gai_page_filter *filter)
 {
     gai_block *block = gai_block_at(mapping->within);
-    if (!gai_mapping_is_within(pool, mapping, block)) block = gai_block_before(mapping->addr);
-    if (!gai_mapping_is_within(pool, mapping, block)) return NULL;
-    mapping->within = block->addr;
-    return gai_mapping_is_spare(pool, mapping, block->marks, filter) ? block : NULL;
+    if (gai_mapping_is_within(pool, mapping, block))
+        return gai_mapping_is_spare(pool, mapping, block->marks, filter) ? block : NULL;
+    gai_plan_note_pages(pool, filter);
+    block = mapping->page->holder;
+    if (block) mapping->within = block->addr;
+    return block;
 }
 
 /* Returns the free block that can give up the page of an alias, or the alias block over which the page is parked, or
-   NULL. Pages in free blocks were noted before (gai_set_note_pages), except when only one place is considered. */
-static gai_block *gai_plan_holder(const galloc_pool *pool, gai_page *page, const gai_page_filter *filter)
+   NULL. */
+static gai_block *gai_plan_holder(galloc_pool *pool, gai_page *page, const gai_page_filter *filter)
 {
     gai_mapping *current = page->current;
     if (page->looked == pool->plans) return page->holder;
     page->looked = pool->plans;
     page->holder = NULL;
     if (!current) return NULL;
-    if (!gai_block_is_parked(current->block))
-        page->holder = filter->one_place ? gai_mapping_donor(pool, current, filter) : NULL;
-    else if (gai_mapping_is_spare(pool, current, current->block->marks, filter))
-        page->holder = current->block;
+    if (gai_block_is_parked(current->block)) {
+        if (gai_mapping_is_spare(pool, current, current->block->marks, filter)) page->holder = current->block;
+    } else if (pool->noted != pool->plans) {
+        page->holder = gai_plan_donor(pool, current, filter);
+    }
     return page->holder;
 }
 
@@ -10380,7 +10412,6 @@ static int gai_job_returns(gai_job *job, const gai_block *piece, const gai_growt
     gai_page_filter filter = gai_page_filter_for(&job->params);
     const gai_block *holder;
     if (gai_block_is_parked(piece)) return 1;
-    filter.one_place = 1;
     job->pool->plans++;
     holder = gai_plan_holder(job->pool, piece->alias->page, &filter);
     return holder && (holder->addr < range->block->addr || holder->addr >= range->end);
@@ -10687,31 +10718,6 @@ static int gai_block_is_unused(const gai_block *block)
     return block && (block->kind == GAI_HOLE || (block->kind == GAI_ALIAS && !block->room));
 }
 
-/* Notes the block in its whole pages that have an alias to return to: those with more than one mapping. */
-static void gai_block_note_pages(const galloc_pool *pool, gai_block *block, const gai_page_filter *filter)
-{
-    uintptr_t begin, at;
-    size_t bytes = gai_block_whole_pages(block, &begin);
-    for (at = begin; at < begin + bytes;) {
-        gai_mapping *mapping = gai_page_at(at);
-        at += mapping->bytes;
-        if (mapping->page->mappings == 1) continue;
-        mapping->page->looked = pool->plans;
-        mapping->page->holder = gai_mapping_is_spare(pool, mapping, block->marks, filter) ? block : NULL;
-    }
-}
-
-/* gai_block_note_pages for all free blocks of a set that may have whole pages. */
-static void gai_set_note_pages(const galloc_pool *pool, const gai_set *set, const gai_page_filter *filter)
-{
-    gai_bin bin = gai_bin_of(GAI_FIXED_SMALL);
-    do {
-        gai_block *block;
-        for (block = set->bins[bin.row][bin.column]; block; block = block->next_bin)
-            gai_block_note_pages(pool, block, filter);
-    } while (gai_bin_next(set, &bin));
-}
-
 /* A window: the part from `first` to `last` of a gap. It is extended at its end and shrunk at its start, so that all
    windows of a gap are tried in one pass.
    last == NULL: it is empty;  hole == its only hole or NULL;  alias == bytes of its aliases
@@ -10721,19 +10727,30 @@ typedef struct gai_window {
     gai_block *first, *last, *hole;
     const gai_block *newest; /* the newest of its aliases; NULL: not known */
     size_t alias;
+    int shut; /* no better window of this gap has the block behind this one */
 } gai_window;
 
-/* Extends a window by one block. 0: the block is neither a hole nor an alias whose page can return, or a second
-   hole. */
-static int gai_window_add(const galloc_pool *pool, gai_window *window, gai_block *block, const gai_page_filter *filter)
+/* Returns whether a plan with the block cannot be better than the best so far, which needs no new bytes. */
+static int gai_plan_excludes(const gai_plan *best, const gai_block *block, const gai_params *params)
 {
-    if (!gai_block_is_unused(block)) return 0;
+    if (!best->first || gai_plan_created(best)) return 0;
+    return block->kind == GAI_HOLE || (!params->far && block->alias->number > best->newest);
+}
+
+/* Extends a window by one block. 0: it is a second hole, or an alias whose page is in the window or in the free block
+   before it; or `shut`: no better window has the block. */
+static int gai_window_add(galloc_pool *pool, gai_window *window, gai_block *block, const gai_page_filter *filter,
+                          const gai_plan *best)
+{
+    window->shut = gai_plan_excludes(best, block, filter->params);
+    if (window->shut) return 0;
     if (block->kind == GAI_HOLE) {
         if (window->hole) return 0;
         window->hole = block;
     } else {
         gai_page *page = block->alias->page;
         const gai_block *holder = filter->params->room ? NULL : gai_plan_holder(pool, page, filter);
+        window->shut = !holder;
         if (!holder || holder == window->left || page->taken) return 0;
         page->taken = 1;
         window->alias += block->bytes;
@@ -10778,6 +10795,13 @@ static uint64_t gai_window_newest(gai_window *window)
     return newest ? newest->alias->number : 0;
 }
 
+/* Returns whether the requested range may end, at `end`, in the block behind a gap. */
+static int gai_window_may_end_in(const galloc_pool *pool, const gai_block *behind, uintptr_t end,
+                                 const gai_params *params)
+{
+    return !params->room && gai_block_is_own(pool, behind, params) && behind->addr + behind->bytes >= end;
+}
+
 /* Makes a plan of the window, without `newest`. 0: the window does not suffice. */
 static int gai_window_plan(const galloc_pool *pool, gai_window *window, const gai_params *params, uintptr_t at,
                            gai_plan *plan)
@@ -10795,9 +10819,7 @@ static int gai_window_plan(const galloc_pool *pool, gai_window *window, const ga
        end. */
     if (last_end < needed) {
         plan->right = last->next;
-        if (params->room || !gai_block_is_own(pool, plan->right, params) || gai_window_needs(window, plan->right))
-            return 0;
-        if (plan->right->addr + plan->right->bytes < needed) return 0;
+        if (gai_window_needs(window, plan->right)) return 0;
     } else if (last->kind == GAI_HOLE) {
         plan->end = gai_up(needed, pool->granularity);
     }
@@ -10827,13 +10849,21 @@ static int gai_plan_is_better(const gai_page_filter *filter, const gai_plan *a, 
 
 /* Extends the window, if possible, until it holds the requested bytes from `at` on, and compares its plan with the
    best. */
-static void gai_window_try(const galloc_pool *pool, gai_window *window, uintptr_t at, const gai_page_filter *filter,
+static void gai_window_try(galloc_pool *pool, gai_window *window, uintptr_t at, const gai_page_filter *filter,
                            gai_plan *best)
 {
+    uintptr_t needed = at + filter->params->bytes;
     gai_plan plan;
-    while (!window->last || window->last->addr + window->last->bytes < at + filter->params->bytes)
-        if (!gai_window_add(pool, window, window->last ? window->last->next : window->first, filter)) break;
-    if (!window->last || !gai_window_plan(pool, window, filter->params, at, &plan)) return;
+    while (!window->last || window->last->addr + window->last->bytes < needed) {
+        gai_block *next = window->last ? window->last->next : window->first;
+        if (!gai_block_is_unused(next)) {
+            window->shut = !gai_window_may_end_in(pool, next, needed, filter->params);
+            if (window->shut) return;
+            break;
+        }
+        if (!gai_window_add(pool, window, next, filter, best)) return;
+    }
+    if (!gai_window_plan(pool, window, filter->params, at, &plan)) return;
     if (best->first && gai_plan_created(&plan) > gai_plan_created(best)) return;
     plan.newest = gai_window_newest(window);
     if (gai_plan_is_better(filter, &plan, best)) *best = plan;
@@ -10845,7 +10875,7 @@ static void gai_window_clear(gai_window *window)
 }
 
 /* Tries all windows of one gap: first from the free block before it, then from each block of the gap. */
-static void gai_plan_in_gap(const galloc_pool *pool, gai_block *first, const gai_page_filter *filter, gai_plan *best)
+static void gai_plan_in_gap(galloc_pool *pool, gai_block *first, const gai_page_filter *filter, gai_plan *best)
 {
     const gai_params *params = filter->params;
     gai_window window;
@@ -10859,9 +10889,19 @@ static void gai_plan_in_gap(const galloc_pool *pool, gai_block *first, const gai
         window.first = first;
         window.left = NULL;
     }
-    for (; gai_block_is_unused(window.first); gai_window_drop_first(&window)) {
-        uintptr_t at = gai_up(window.first->addr, params->alignment);
+    for (;; gai_window_drop_first(&window)) {
+        uintptr_t at;
+        while (!window.last && gai_block_is_unused(window.first) && gai_plan_excludes(best, window.first, params))
+            window.first = window.first->next;
+        if (!gai_block_is_unused(window.first)) break;
+        at = gai_up(window.first->addr, params->alignment);
+        window.shut = 0;
         if (at < window.first->addr + window.first->bytes) gai_window_try(pool, &window, at, filter, best);
+        if (!window.shut) continue;
+        first = window.last ? window.last->next : window.first;
+        gai_window_clear(&window);
+        window.first = first;
+        if (!gai_block_is_unused(first)) break;
     }
 }
 
@@ -10870,14 +10910,11 @@ static int gai_block_starts_gap(const gai_block *block) { return !gai_block_is_u
 /* Finds the best plan over all gaps. */
 static int gai_plan_best(galloc_pool *pool, const gai_page_filter *filter, gai_plan *best)
 {
-    const gai_set *set;
     gai_block *hole;
     gai_mapping *mapping;
     memset(best, 0, sizeof *best);
     pool->plans++;
-    /* First notes for each page which free block holds it; page->looked == pool->plans says that the note is of this
-       plan. */
-    for (set = &pool->common; set; set = set->next) gai_set_note_pages(pool, set, filter);
+    gai_plan_note_pages(pool, filter);
     for (hole = pool->holes; hole; hole = hole->next_bin)
         if (gai_block_starts_gap(hole)) gai_plan_in_gap(pool, hole, filter, best);
     for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
@@ -10916,7 +10953,7 @@ static int gai_room_is_left(const gai_block *block, const gai_params *params)
 }
 
 /* Considers a room from `at` on, which lies in a hole or at an alias. */
-static void gai_room_try(const galloc_pool *pool, gai_block *block, uintptr_t at, const gai_page_filter *filter,
+static void gai_room_try(galloc_pool *pool, gai_block *block, uintptr_t at, const gai_page_filter *filter,
                          gai_plan *best, size_t *most)
 {
     gai_params params = *filter->params;
@@ -10932,7 +10969,6 @@ static void gai_room_try(const galloc_pool *pool, gai_block *block, uintptr_t at
     /* Only the bytes requested now are filled; the rest of the room stays as it is until the block grows. */
     params.room = 0;
     empty.params = &params;
-    empty.one_place = 1;
     gai_window_try(pool, &window, at, &empty, &plan);
     gai_window_clear(&window);
     if (!plan.first || plan.end != plan.until) return;
@@ -10959,7 +10995,7 @@ static int gai_plan_room(galloc_pool *pool, const gai_page_filter *filter, gai_p
 }
 
 /* Makes a plan of a memo, if aliases alone suffice there again. */
-static int gai_plan_by_memo(const galloc_pool *pool, const gai_memo *memo, const gai_page_filter *filter,
+static int gai_plan_by_memo(galloc_pool *pool, const gai_memo *memo, const gai_page_filter *filter,
                             gai_plan *plan)
 {
     const gai_params *params = filter->params;
@@ -10981,18 +11017,14 @@ static int gai_plan_by_memo(const galloc_pool *pool, const gai_memo *memo, const
 #define GAI_TRUST 8 /* correct predictions in a row before the search is skipped */
 
 /* Makes the predicted plan without a search, once predictions are trusted. */
-static int gai_plan_again(galloc_pool *pool, gai_page_filter *filter, gai_plan *plan)
+static int gai_plan_again(galloc_pool *pool, const gai_page_filter *filter, gai_plan *plan)
 {
     const gai_predictor *predictor = &pool->plan_predictor;
-    int found = 0;
     memset(plan, 0, sizeof *plan);
     if (filter->params->room || predictor->agreed < GAI_TRUST || !gai_predictor_has(predictor, predictor->next))
         return 0;
     pool->plans++;
-    filter->one_place = 1;
-    found = gai_plan_by_memo(pool, &pool->memos[predictor->next % GAI_PLAN_KEYS], filter, plan);
-    filter->one_place = 0;
-    return found;
+    return gai_plan_by_memo(pool, &pool->memos[predictor->next % GAI_PLAN_KEYS], filter, plan);
 }
 
 /* Where the part of the hole begins that is to be filled. */

@@ -276,6 +276,58 @@ size_t inside_parked(galloc_pool *pool) { return inside_pool(pool)->parked; }
 size_t inside_old_mappings(galloc_pool *pool) { return inside_pool(pool)->stale; }
 uint64_t inside_plans(galloc_pool *pool) { return inside_pool(pool)->plans; }
 
+/* A place alone, as if no other were better. */
+static void inside_plan_at(galloc_pool *pool, gai_block *left, gai_block *first, const gai_page_filter *filter,
+                           gai_plan *best)
+{
+    gai_window window;
+    gai_plan plan;
+    uintptr_t at = gai_up(left ? left->addr : first->addr, filter->params->alignment);
+    memset(&window, 0, sizeof window);
+    memset(&plan, 0, sizeof plan);
+    window.left = left;
+    window.first = first;
+    if (at >= (left ? first->addr : first->addr + first->bytes)) return;
+    gai_window_try(pool, &window, at, filter, &plan);
+    gai_window_clear(&window);
+    if (plan.first && gai_plan_is_better(filter, &plan, best)) *best = plan;
+}
+
+static void inside_plan_everywhere(galloc_pool *pool, const gai_page_filter *filter, gai_plan *best)
+{
+    memset(best, 0, sizeof *best);
+    pool->plans++;
+    gai_plan_note_pages(pool, filter);
+    for (const gai_segment *segment = pool->segments; segment; segment = segment->next)
+        for (gai_block *block = segment->first; block; block = block->next) {
+            if (!gai_block_is_unused(block)) continue;
+            inside_plan_at(pool, NULL, block, filter, best);
+            if (gai_block_is_own(pool, block->prev, filter->params))
+                inside_plan_at(pool, block->prev, block, filter, best);
+        }
+}
+
+int inside_plan_is_best(galloc_pool *handle, unsigned long long id, size_t bytes, int far, int may_wait)
+{
+    galloc_pool *pool = inside_pool(handle);
+    gai_params params;
+    gai_page_filter filter;
+    gai_plan plan, best;
+    memset(&params, 0, sizeof params);
+    params.bytes = params.requested = gai_up(bytes, GAI_UNIT);
+    params.alignment = GAI_UNIT;
+    params.stream = inside_find(handle, id);
+    params.far = far;
+    filter = gai_page_filter_for(&params);
+    filter.may_wait = may_wait;
+    gai_lock_on(&pool->lock);
+    inside_plan_everywhere(pool, &filter, &best);
+    (void)gai_plan_best(pool, &filter, &plan);
+    gai_lock_off(&pool->lock);
+    return plan.first == best.first && plan.left == best.left && plan.right == best.right && plan.hole == best.hole &&
+           plan.at == best.at && plan.end == best.end && plan.alias == best.alias && plan.newest == best.newest;
+}
+
 size_t inside_captures(galloc_pool *pool)
 {
     size_t n = 0;

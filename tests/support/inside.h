@@ -116,6 +116,8 @@ size_t inside_free_pages(galloc_pool *pool);   /* bytes of pages that are free a
 size_t inside_parked(galloc_pool *pool);       /* bytes of pages between two addresses */
 size_t inside_old_mappings(galloc_pool *pool); /* that no page is at any more */
 uint64_t inside_plans(galloc_pool *pool);      /* ranges planned so far */
+/* The search finds the plan that a look at each place alone finds, for a request of the stream with that id. */
+int inside_plan_is_best(galloc_pool *pool, unsigned long long id, size_t bytes, int far, int may_wait);
 uint64_t inside_early_moves(galloc_pool *pool, uint64_t n); /* of the last n, those from under work that was not done */
 uintptr_t inside_memo_first(galloc_pool *pool);             /* of the memo that is looked at next: the first block */
 uintptr_t inside_memo_at(galloc_pool *pool);                /* and the address */

@@ -659,6 +659,40 @@ TEST(overhead_100_never_moves)
     finish();
 }
 
+/* The search leaves out places that cannot be better than what it has. Heaps of many gaps, of one to three streams:
+   the plan is that of a search that leaves none out. */
+TEST(the_plan_is_the_best_of_all_places)
+{
+    static const size_t sizes[] = {MIB(3), MIB(6) + 512, MIB(17), MIB(48)};
+    for (uint32_t round = 0; round < 48; round++) {
+        enum { BLOCKS = 40 };
+        begin();
+        dice d = {test_seed() + round};
+        uint32_t streams = 1 + round % 3;
+        cudaStream_t s[3] = {stream_new(), stream_new(), stream_new()};
+        galloc_config config = frugal(GIB(2), round % 2 ? ALL : COMPLETED);
+        config.growth = round & 4 ? PAGE : 0;
+        galloc_pool *pool = pool_new(&config);
+        void *p[BLOCKS] = {NULL};
+        for (int i = 0; i < 600; i++) {
+            uint32_t k = roll_below(&d, BLOCKS), on = k % streams;
+            if (p[k]) OK(galloc_free(p[k], s[on]));
+            p[k] = roll_below(&d, 3) ? get_used(pool, roll_bytes(&d, MIB(24)), s[on], k) : NULL;
+            if (round >= 24 && !roll_below(&d, 16)) OK(galloc_pool_trim(pool, MIB(8), NULL)); /* makes holes */
+            if (i % 4) continue;
+            for (uint32_t n = 0; n < 16; n++) {
+                unsigned long long id = stream_id(s[n % streams]);
+                if (!EXPECT(inside_plan_is_best(pool, id, sizes[n / 4], n & 1, n >> 1 & 1))) return;
+            }
+        }
+        EXPECT(stats_of(pool).moves > 0);
+        for (uint32_t k = 0; k < BLOCKS; k++)
+            if (p[k]) OK(galloc_free(p[k], s[k % streams]));
+        pool_end(pool);
+        finish();
+    }
+}
+
 TEST(values_of_overhead)
 {
     static const double good[] = {0, 0.02, 1e-9, 1, 99.5, 100};
