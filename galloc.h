@@ -518,7 +518,8 @@ typedef struct galloc_pointer {
     size_t requested;             /* bytes that were requested; 0 for free memory */
     size_t usable;                /* bytes that may be used: requested, rounded up to 512 or, with room, to 2 MiB; with
                                      other backends the bytes asked of the driver; of a block with a guard
-                                     (debug:guards) the bytes requested */
+                                     (debug:guards) the bytes requested; 0: a reset has taken the memory, and the
+                                     program may have other memory at this address */
     size_t room;                  /* bytes of addresses (in fixed segments: of memory) that belong to the block, its
                                      room included; at least `usable` */
     unsigned long long stream_id; /* cudaStreamGetId of the stream that it was allocated for or freed on; 0: the legacy
@@ -1245,7 +1246,8 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
      cudaMallocAsync  galloc_malloc
      cudaFreeAsync    galloc_free; for memory of cudaMalloc it waits for the stream
    On the legacy stream cudaFreeAsync also records an event, so that it orders blocking streams, as in CUDA.
-   Both functions that free take memory of either kind, of galloc_malloc too, and pass other memory to CUDA. Pass no
+   Both functions that free take memory of either kind, of galloc_malloc too, and pass other memory to CUDA, also that
+   at an address which galloc's memory had before a reset. Pass no
    memory of cudaMalloc to galloc_free. Errors are galloc's: cudaGetLastError does not return them, and messages name
    galloc's functions, for cudaMalloc galloc_pool_malloc, for cudaFree galloc_override_free or galloc_free. Needs gcc or
    clang, also under nvcc; C++ includes cuda_runtime.h. */
@@ -13075,8 +13077,9 @@ static void gai_stream_settle(galloc_pool *pool, gai_stream *stream, const gai_s
     queued = stream->life == site->life && gai_stream_is_unsettled(stream) ? stream->debug_queued : 0;
     gai_lock_off(&pool->lock);
     if (!queued || site->capture || !site->own_context ||
-        gai_context_health(pool->context, pool->context_id) != GAI_ALIVE) return;
+        gai_context_health(pool->context, pool->context_id) == GAI_DEAD) return;
     result = gai_settle_wait(pool, site);
+    if (result) result = gai_settle_wait(pool, site); /* one call may have failed */
     if (result) gai_pool_note(pool, result);
     gai_lock_on(&pool->lock);
     if (!result && stream->life == site->life) stream->debug_settled = gai_max(stream->debug_settled, queued);
@@ -20968,6 +20971,7 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
         info->usable = gai_block_usable(block);
         if (used && gai_counted(&block->tag) & GAI_WATCHED_BLOCK && pool->config.debug & GALLOC_DEBUG_GUARDS)
             info->usable = info->requested;
+        if (block->segment->lost) info->usable = 0;
         info->room = gai_max(info->usable, block->segment->given ? 0 : block->room);
         info->stream_id = gai_counted(&block->stream_id);
         info->capture_id = gai_block_capture_id(block);
@@ -21148,6 +21152,23 @@ static cudaError_t gai_override_return(void *ptr, CUdevice device, gai_site *sit
     return error;
 }
 
+/* Frees memory of the program's own at an address that galloc's memory had before a reset. 0: there is none. */
+static int gai_override_free_other(void *ptr)
+{
+    galloc_pool *pool = gai_pool_around(ptr);
+    enum gai_health health;
+    gai_block *block;
+    int lost;
+    if (!pool) return 0;
+    lost = pool->lost_on_reset && gai_pool_may_have_lost(pool, &health);
+    gai_lock_on(&pool->lock);
+    block = lost ? gai_block_around(pool, (uintptr_t)ptr) : NULL;
+    lost = block && block->segment->fixed && (health == GAI_DEAD || block->segment->lost);
+    gai_lock_off(&pool->lock);
+    gai_pool_unpin(pool);
+    return lost && gai_cu.MemFree((CUdeviceptr)(uintptr_t)ptr) == CUDA_SUCCESS;
+}
+
 GALLOC_API cudaError_t galloc_override_free(void *ptr, cudaStream_t stream, int how)
 {
     galloc_pointer info;
@@ -21161,6 +21182,7 @@ GALLOC_API cudaError_t galloc_override_free(void *ptr, cudaStream_t stream, int 
     if (how < GALLOC_OVERRIDE_DEVICE || how > GALLOC_OVERRIDE_ORDERED)
         return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "how is %d: must be GALLOC_OVERRIDE_...", how));
     if (info.state != GALLOC_STATE_USED) return galloc_free(ptr, stream); /* which says what is wrong */
+    if (gai_override_free_other(ptr)) return cudaSuccess;
     if (how == GALLOC_OVERRIDE_ORDERED && info.pool == gai_load_pointer(&gai_process.override_pool[info.device]))
         how = GALLOC_OVERRIDE_STREAM;
     /* Also binds a context, which a thread may lack. */

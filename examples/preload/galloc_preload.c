@@ -740,11 +740,12 @@ static int enter(void)
 
 static void leave(void) { inside = 0; }
 
-/* Whether an address lies in galloc's memory, and what it is. */
+/* Whether an address lies in galloc's memory, and what it is. An address that a reset has taken is the driver's. */
 static int is_ours(CUdeviceptr address, galloc_pointer *info)
 {
     if (!__atomic_load_n(&served, __ATOMIC_RELAXED)) return 0;
-    return galloc_pointer_info((void *)(uintptr_t)address, info) == cudaSuccess && info->state != GALLOC_STATE_FOREIGN;
+    return galloc_pointer_info((void *)(uintptr_t)address, info) == cudaSuccess &&
+           info->state != GALLOC_STATE_FOREIGN && (info->state == GALLOC_STATE_FREE || info->usable > 0);
 }
 
 /* ---- streams ----------------------------------------------------------------------------------------------------- */
@@ -1206,22 +1207,14 @@ static int free_on_all_streams(device *d, void *p)
     return done;
 }
 
-/* The device's streams are gone after a reset that no allocation has noticed yet. To CUDA its memory is gone, too. */
-static CUresult look_for_reset(const device *d)
-{
-    int alive;
-    CUresult result = look_at(d->context, __atomic_load_n(&d->context_id, __ATOMIC_ACQUIRE), &alive);
-    return result || alive ? result : CUDA_ERROR_INVALID_VALUE;
-}
-
 static CUresult give(const galloc_pointer *info)
 {
     device *d = &devices[info->device];
     CUcontext current = NULL;
     scope s;
-    CUresult result = look_for_reset(d);
-    if (!result && !cu.CtxGetCurrent(&current) && current && current != d->context) know_context(current);
-    if (!result) result = scope_enter(&s, d->context);
+    CUresult result;
+    if (!cu.CtxGetCurrent(&current) && current && current != d->context) know_context(current);
+    result = scope_enter(&s, d->context);
     if (result) return result;
     if (!free_is_async || !free_on_all_streams(d, info->base)) {
         result = wait_for_device(d);
@@ -1238,12 +1231,18 @@ static int is_block(const galloc_pointer *info, CUdeviceptr p)
     return info->state == GALLOC_STATE_USED && (CUdeviceptr)(uintptr_t)info->base == p;
 }
 
+/* The device's streams and memory are gone after a reset that no allocation has noticed yet: then the call is the
+   driver's. */
 CUresult CUDAAPI on_free_(CUdeviceptr p)
 {
     galloc_pointer info;
     if (p && enter()) {
-        int ours = is_ours(p, &info);
-        CUresult result = !ours ? CUDA_SUCCESS : is_block(&info, p) ? give(&info) : CUDA_ERROR_INVALID_VALUE;
+        int alive = 1, ours = is_ours(p, &info);
+        const device *d = ours ? &devices[info.device] : NULL;
+        CUresult result =
+            ours ? look_at(d->context, __atomic_load_n(&d->context_id, __ATOMIC_ACQUIRE), &alive) : CUDA_SUCCESS;
+        ours = ours && (alive || result);
+        if (ours && !result) result = is_block(&info, p) ? give(&info) : CUDA_ERROR_INVALID_VALUE;
         leave();
         if (ours) return result;
     }

@@ -96,6 +96,11 @@ says "SIM_SEED=-1: it may be a number" "a seed has no sign"
 run copy SIM_MODE=ledger SIM_MEMORY=100G
 is 0 "a program on a device without memory behind it"
 
+build copy -DCUDA_API_PER_THREAD_DEFAULT_STREAM tests/sim/*.c && {
+    run copy
+    is 0 "the device's files compiled for per-thread default streams, too"
+}
+
 sim=$(tests/support/device.sh "$work/sim") || exit 1
 
 # argument 1: how it ends

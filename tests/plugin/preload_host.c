@@ -1456,6 +1456,31 @@ TEST(free_on_request_after_reset)
     finish();
 }
 
+/* With cudaMalloc's memory, the driver gives the address that a reset took to memory that is its own. `noticed`: galloc
+   knows of the reset. */
+static void free_at_an_address_that_a_reset_took(int noticed)
+{
+    CUdeviceptr p, q = 0, managed = 0;
+    size_t before;
+    setenv("GALLOC_CONF", "backend:cudaMalloc", 1);
+    begin(1);
+    p = alloc(4 * MiB);
+    OK(cu.Reset(0));
+    OK(cu.CtxSet(primary[0]));
+    before = sim_physical(0);
+    OK(cu.AllocManaged(&managed, 4 * MiB, 1));
+    EXPECT_EQ(managed, p);
+    if (noticed) q = alloc(2 * MiB);
+    OK(cu.Free(managed));
+    EXPECT_EQ(sim_physical(0), before + (noticed ? 2 * MiB : 0));
+    if (noticed) OK(cu.Free(q));
+    EXPECT_EQ(cu.Free(p), CUDA_ERROR_INVALID_VALUE);
+    finish();
+}
+
+TEST(a_reset_that_galloc_has_not_noticed_frees_addresses) { free_at_an_address_that_a_reset_took(0); }
+TEST(a_reset_that_galloc_has_noticed_frees_addresses) { free_at_an_address_that_a_reset_took(1); }
+
 /* The default pool is asked for again: a reset may change it, and the first answer may have been an error. */
 TEST(default_pool_after_reset)
 {

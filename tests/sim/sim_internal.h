@@ -20,6 +20,9 @@
 
 #include <stdbool.h>
 
+/* Whatever the program is compiled for: sim_ptsz.c has the functions for per-thread default streams. */
+#undef CUDA_API_PER_THREAD_DEFAULT_STREAM
+#undef __CUDA_API_PER_THREAD_DEFAULT_STREAM
 #include "sim.h"
 
 #define SM_DEVICES 8                   /* the most devices */
