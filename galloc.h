@@ -4801,16 +4801,37 @@ static void gai_stat_keep_peaks(galloc_pool *pool, const galloc_stats *now)
     pool->live_peak = gai_max(pool->live_peak, now->live.current);
 }
 
-/* Updates the peaks. The pool's counters overstate usage, since they count the blocks in stream caches as used. So the
-   stream caches are read, and the counters corrected, only when a counter exceeds its peak. */
+/* The pool's counters overstate usage, since they count the blocks in stream caches as used. */
+GAI_APART
+static void gai_stat_correct_peaks(galloc_pool *pool)
+{
+    galloc_stats *stats = &pool->stats;
+    size_t live = stats->live.current - pool->guards.kept_live;
+    size_t allocated = stats->allocated.current - pool->guards.kept_bytes;
+    size_t blocks = stats->blocks.current - pool->guards.kept;
+    const gai_stream *stream;
+    gai_pool_lock_caches(pool);
+    for (stream = pool->streams; stream; stream = stream->next) {
+        const gai_cache *cache = &stream->cache;
+        live += cache->live_in - cache->live_out - gai_unconfirmed_live(cache);
+        allocated -= cache->bytes + cache->unconfirmed_bytes;
+        blocks -= cache->blocks + cache->unconfirmed_blocks;
+    }
+    gai_pool_unlock_caches(pool);
+    stats->live.peak = gai_max(stats->live.peak, live);
+    stats->allocated.peak = gai_max(stats->allocated.peak, allocated);
+    stats->blocks.peak = gai_max(stats->blocks.peak, blocks);
+    stats->cached.peak = gai_max(stats->cached.peak, stats->reserved.current - allocated);
+    pool->live_peak = gai_max(pool->live_peak, live);
+}
+
+/* Updates the peaks. The stream caches are read only when a counter exceeds its peak. */
 static void gai_stat_peaks(galloc_pool *pool)
 {
-    galloc_stats now, *stats = &pool->stats;
-    if (stats->live.current <= stats->live.peak && stats->allocated.current <= stats->allocated.peak &&
-        stats->blocks.current <= stats->blocks.peak)
-        return;
-    gai_stats_now(pool, &now);
-    gai_stat_keep_peaks(pool, &now);
+    const galloc_stats *stats = &pool->stats;
+    if (stats->live.current > stats->live.peak || stats->allocated.current > stats->allocated.peak ||
+        stats->blocks.current > stats->blocks.peak)
+        gai_stat_correct_peaks(pool);
 }
 
 /* Counts a block given to the program, or the bytes by which one grows. */

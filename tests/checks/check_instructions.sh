@@ -45,8 +45,9 @@ count() { # case, pairs, bound, settings
 count hot 2000 255
 count hot 2000 212 stream_check:off
 count large 10000 300
-count miss 10000 1210
-count churn 20000 1700
+count miss 10000 1200
+count churn 20000 1690
+count churn_two_streams 20000 2250
 count hot 2000 2100 stats:exact
 count hot 2000 2180 history:1000
 count hot 2000 3150 history:1000,history_stacks:8

@@ -94,6 +94,12 @@ __attribute__((noinline)) static void count_churn(long n, cudaStream_t stream)
     }
 }
 
+/* Counted: the same, after another stream has had a block. */
+__attribute__((noinline)) static void count_churn_two_streams(long n, cudaStream_t stream)
+{
+    count_churn(n, stream);
+}
+
 /* Counted: half of all that is held, when nothing is live and some thousand pages are parked. */
 __attribute__((noinline)) static void count_parked(long n, cudaStream_t stream)
 {
@@ -145,12 +151,18 @@ int main(int argc, char **argv)
     must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     must(cudaStreamGetId(stream, &the_id));
     must(galloc_free(get(65536, stream), stream));
+    if (!strcmp(argv[1], "churn_two_streams")) {
+        cudaStream_t other = NULL;
+        must(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+        must(galloc_free(get((size_t)1 << 20, other), other));
+    }
     gai_cu.StreamIsCapturing = is_capturing;
     gai_cu.StreamGetId = get_id;
     if (!strcmp(argv[1], "hot")) count_hot(n, stream);
     if (!strcmp(argv[1], "large")) count_large(n, stream);
     if (!strcmp(argv[1], "miss")) prepare_miss(stream), count_miss(n, stream);
     if (!strcmp(argv[1], "churn")) prepare_churn(stream), count_churn(n, stream);
+    if (!strcmp(argv[1], "churn_two_streams")) prepare_churn(stream), count_churn_two_streams(n, stream);
     if (!strcmp(argv[1], "few")) prepare_few(stream), count_churn(n, stream);
     if (!strcmp(argv[1], "parked")) prepare_parked(stream), count_parked(n, stream);
     return 0;

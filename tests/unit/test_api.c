@@ -2076,6 +2076,39 @@ TEST(the_peaks_after_a_reset_are_those_since)
     }
 }
 
+/* What lies in the cache of another stream is not in use. A hit there confirms the frees before it. */
+TEST(peaks_leave_out_what_another_stream_has_freed)
+{
+    static const size_t sizes[] = {1000, KIB(64), MIB(3), MIB(20)};
+    for (size_t k = 0; k < 8; k++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        size_t bytes = sizes[k / 2], blocks = 0, live = 0;
+        void *p[6], *q[2] = {get(pool, bytes, t), get(pool, bytes, t)};
+        OK(galloc_free(get(pool, 512, s), s));
+        OK(galloc_free(q[0], t));
+        OK(galloc_free(q[1], t));
+        if (k & 1) {
+            q[0] = get(pool, bytes, t);
+            blocks = 1;
+            live = bytes;
+        }
+        for (size_t i = 0; i < 6; i++) {
+            p[i] = get(pool, bytes + 5120 * (i + 1), s);
+            live += bytes + 5120 * (i + 1);
+        }
+        galloc_stats stats = stats_of(pool);
+        EXPECT_EQ(stats.blocks.peak, blocks + 6);
+        EXPECT_EQ(stats.live.peak, live);
+        EXPECT_EQ(stats.allocated.peak, stats.allocated.current);
+        for (size_t i = 0; i < 6; i++) OK(galloc_free(p[i], s));
+        if (blocks) OK(galloc_free(q[0], t));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* More blocks, but fewer bytes than before. */
 TEST(the_peak_of_blocks_is_their_own)
 {
