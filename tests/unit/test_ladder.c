@@ -1609,22 +1609,27 @@ TEST(an_error_of_the_driver_is_no_rejection)
 
 TEST(the_report_leaves_pools_of_other_devices_out)
 {
-    begin_with_devices(2, SIM_PACE_STILL);
-    galloc_config config = config_limit(MIB(16));
-    config.device = 1;
-    galloc_pool *pool = pool_limited(MIB(16)), *elsewhere = pool_new(&config);
-    cudaStream_t s = stream_new();
-    OK(galloc_free(get(elsewhere, MIB(8), s), s));
-    void *p = get(pool, MIB(10), s);
-    expect_refused(pool, MIB(10), s);
-    galloc_report r = report_of_failure();
-    expect_sums(&r);
-    EXPECT_EQ(r.other_pools, 0);
-    EXPECT_EQ(r.others_held + r.others_cached, 0);
-    OK(galloc_free(p, s));
-    pool_end(pool);
-    pool_end(elsewhere);
-    finish();
+    for (int device = 0; device < 2; device++) {
+        begin_with_devices(2, SIM_PACE_STILL);
+        galloc_config config = config_limit(MIB(16));
+        config.device = device;
+        galloc_pool *pool = pool_new(&config);
+        config.device = 1 - device;
+        galloc_pool *elsewhere = pool_new(&config);
+        cudaStream_t s = stream_new();
+        OK(galloc_free(get(elsewhere, MIB(8), s), s));
+        void *p = get(pool, MIB(10), s);
+        expect_refused(pool, MIB(10), s);
+        galloc_report r = report_of_failure();
+        expect_sums(&r);
+        EXPECT_EQ(r.device, device);
+        EXPECT_EQ(r.other_pools, 0);
+        EXPECT_EQ(r.others_held + r.others_cached, 0);
+        OK(galloc_free(p, s));
+        pool_end(pool);
+        pool_end(elsewhere);
+        finish();
+    }
 }
 
 TEST(the_report_knows_the_device_and_other_pools)
