@@ -2412,6 +2412,31 @@ TEST(each_advice_has_its_cause)
     finish();
 }
 
+/* Large figures, the longest names, and nearly all advice. */
+TEST(the_longest_text_of_a_report_fits)
+{
+    galloc_report r;
+    begin();
+    memset(&r, 0xFF, sizeof r);
+    memset(r.cause, 'c', sizeof r.cause - 1);
+    r.cause[sizeof r.cause - 1] = 0;
+    r.fragmentation = 1;
+    r.rounds--; /* the text has one more */
+    r.wait_limit_ms = UINT64_MAX - 1;
+    r.captured = r.grows = r.backend = r.like = r.reuse = 0;
+    r.in_slots = r.room = r.limit = SIZE_MAX / 2;
+    for (int expandable = 0; expandable < 2; expandable++) {
+        r.expandable_segments = expandable;
+        for (int i = 0; i < GALLOC_REPORT_STEPS; i++) {
+            r.steps[i].name = "use idle memory of other pools, with a wait";
+            r.steps[i].left_out = "neither gc_threshold nor gc_age is in effect";
+        }
+        OK(galloc_report_text(&r, report_text, sizeof report_text));
+        EXPECT(strlen(report_text) > 4096);
+    }
+    finish();
+}
+
 TEST(a_text_that_does_not_fit_is_empty)
 {
     galloc_report r;

@@ -844,6 +844,50 @@ TEST(the_stacks_that_hold_most_are_named)
     finish();
 }
 
+/* The name is as long as the text shows names. Each of three paths has another stack. */
+#define SITE_LONG                                                                                                      \
+    site_whose_name_is_as_long_as_those_that_compilers_make_of_templates_within_templates_within_name_spaces
+
+SITE void *SITE_LONG(const galloc_request *request, int path, int depth);
+SITE void *SITE_LONG(const galloc_request *request, int path, int depth)
+{
+    void *ptr = NULL;
+    if (depth == 0) {
+        OK(galloc_alloc(&ptr, request));
+        STAYS();
+        return ptr;
+    }
+    switch (path) {
+    case 0: ptr = SITE_LONG(request, path, depth - 1); __asm__ volatile("# 0"); break;
+    case 1: ptr = SITE_LONG(request, path, depth - 1); __asm__ volatile("# 1"); break;
+    default: ptr = SITE_LONG(request, path, depth - 1); __asm__ volatile("# 2"); break;
+    }
+    return ptr;
+}
+
+/* More kinds, more stacks and more frames than the text shows, all with long names. */
+TEST(a_text_of_long_names_fits)
+{
+    enum { KINDS = 20, FIRST_TAG = 2000000000 };
+    galloc_config config = config_stacks("", 32);
+    char said[GALLOC_REPORT_TEXT];
+    void *p[KINDS];
+    begin();
+    galloc_pool *pool = pool_new(&config);
+    for (uint32_t i = 0; i < KINDS; i++) {
+        galloc_request request = {.bytes = MIB(1) + i, .pool = pool, .tag = FIRST_TAG + i};
+        OK(galloc_tag_name(request.tag, "a name of a tag, as long as such a name can be."));
+        p[i] = SITE_LONG(&request, (int)i % 3, 8 + (int)i % 2);
+    }
+    OK(galloc_live_text(pool, said, sizeof said));
+    EXPECT(strstr(said, "and others, of 4 kinds\n"));
+    EXPECT(strlen(said) > 4096);
+    for (uint32_t i = 0; i < KINDS; i++) OK(galloc_tag_name(FIRST_TAG + i, NULL));
+    for (int i = 0; i < KINDS; i++) OK(galloc_free(p[i], NULL));
+    pool_end(pool);
+    finish();
+}
+
 static jmp_buf back;
 
 SITE __attribute__((noreturn)) void site_leaving(galloc_pool *pool, void **ptr);
