@@ -1661,6 +1661,61 @@ TEST(trim_lets_the_longest_unused_pages_go_first)
     finish();
 }
 
+/* The same of blocks of two streams, which become memory of all streams once their work is known to be complete. */
+TEST(trim_goes_by_the_time_of_the_free_whichever_stream_freed)
+{
+    enum { BLOCKS = 20, PAGE = 2 << 20 };
+    begin();
+    cudaStream_t s[2] = {stream_new(), stream_new()};
+    galloc_config config = galloc_config_default();
+    config.lane_bytes = 0;
+    config.growth = PAGE;
+    galloc_pool *pool = pool_new(&config);
+    void *p[BLOCKS], *wall[BLOCKS], *small[4];
+    for (int i = 0; i < BLOCKS; i++) {
+        p[i] = get(pool, PAGE, s[i % 2]);
+        wall[i] = get(pool, PAGE, s[i % 2]);
+    }
+    for (int i = 0; i < 2; i++) small[i] = get(pool, 512, s[i]);
+    for (int i = 0; i < BLOCKS; i++) OK(galloc_free(p[i], s[i % 2]));
+    for (int i = 2; i < 4; i++) small[i] = get(pool, 512, s[i % 2]); /* the events are recorded */
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+    for (int i = 0; i < BLOCKS; i++) {
+        EXPECT_EQ(info_of(p[i]).state, GALLOC_STATE_FREE);
+        OK(galloc_pool_trim(pool, stats_of(pool).reserved.current - PAGE, NULL));
+        EXPECT_EQ(info_of(p[i]).state, GALLOC_STATE_FOREIGN);
+    }
+    for (int i = 0; i < BLOCKS; i++) OK(galloc_free(wall[i], s[i % 2]));
+    for (int i = 0; i < 4; i++) OK(galloc_free(small[i], s[i % 2]));
+    pool_end(pool);
+    finish();
+}
+
+/* Free memory that merged is as old as the latest of its frees. */
+TEST(trim_counts_the_latest_free_of_memory_that_merged)
+{
+    enum { BLOCKS = 8, PAGE = 2 << 20 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.lane_bytes = 0;
+    config.growth = PAGE;
+    galloc_pool *pool = pool_new(&config);
+    static const int when[] = {0, 3, 5, 1}; /* in this order they are freed; 1 lies behind 0 */
+    void *p[BLOCKS];
+    for (int i = 0; i < BLOCKS; i++) p[i] = get(pool, PAGE, s);
+    EXPECT((char *)p[1] == (char *)p[0] + PAGE);
+    for (int i = 0; i < 4; i++) OK(galloc_free(p[when[i]], s));
+    OK(galloc_pool_trim(pool, stats_of(pool).reserved.current - 2 * PAGE, NULL));
+    for (int i = 0; i < 2; i++) EXPECT_EQ(info_of(p[i]).state, GALLOC_STATE_FREE);
+    for (int i = 3; i < 6; i += 2) EXPECT_EQ(info_of(p[i]).state, GALLOC_STATE_FOREIGN);
+    for (int i = 0; i < BLOCKS; i++)
+        if (i != 0 && i != 1 && i != 3 && i != 5) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    finish();
+}
+
 TEST(trim_waits_for_work_that_may_use_the_pages)
 {
     FOR_BOTH_KINDS (kind) {

@@ -812,6 +812,47 @@ TEST(reserved_while_another_fails_to)
 }
 
 /* A block grows to where pages were that have moved: they are unmapped there. */
+/* A program that frees at the first on_unmap of a trim. */
+typedef struct free_late {
+    galloc_pool *pool;
+    cudaStream_t s;
+    void *held[2];
+} free_late;
+
+static void free_on_unmap(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    free_late *f = user;
+    (void)addr, (void)bytes;
+    if (!f->held[0]) return;
+    for (int i = 0; i < 2; i++) OK(galloc_free(f->held[i], f->s));
+    f->held[0] = NULL;
+    OK(galloc_free(get(pool, MIB(4), f->s), f->s)); /* into the stream cache */
+}
+
+TEST(trim_returns_what_on_unmap_frees)
+{
+    begin();
+    galloc_config config = galloc_config_default();
+    config.growth = MIB(2);
+    config.lane_bytes = MIB(64);
+    free_late f = {pool_new(&config), stream_new(), {NULL, NULL}};
+    galloc_callbacks calls = {.on_unmap = free_on_unmap, .user = &f};
+    void *p = get(f.pool, MIB(4), f.s), *first = get(f.pool, MIB(4), f.s);
+    f.held[1] = get(f.pool, MIB(2), f.s);
+    size_t released = 0;
+    OK(galloc_free(p, f.s));
+    OK(galloc_pool_trim(f.pool, MIB(8), NULL)); /* what follows waits for nothing */
+    OK(galloc_pool_set_callbacks(f.pool, &calls));
+    f.held[0] = first;
+    OK(galloc_pool_trim(f.pool, 0, &released));
+    EXPECT(!f.held[0]);
+    EXPECT_EQ(released, MIB(8));
+    EXPECT_EQ(stats_of(f.pool).reserved.current, 0);
+    pool_end(f.pool);
+    stream_end(f.s);
+    finish();
+}
+
 TEST(old_mappings_are_told_of)
 {
     map m;
