@@ -255,6 +255,21 @@ TEST(few_events_are_recorded_for_many_small_blocks)
     finish();
 }
 
+/* Streams of which nothing is live after each free record no event for each. */
+TEST(few_events_are_recorded_for_pairs_without_a_cache)
+{
+    enum { PAIRS = 4096 };
+    begin();
+    cudaStream_t s[2] = {stream_new(), stream_new()};
+    galloc_config config = galloc_config_default();
+    config.lane_bytes = 0;
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < PAIRS; i++) OK(galloc_free(get_used(pool, 512, s[i % 2], 1), s[i % 2])); /* 2 MiB in all */
+    EXPECT(sim_calls("cuEventRecord") <= 16);
+    pool_end(pool);
+    finish();
+}
+
 /* However far the device is behind, events do not pile up: the more of them wait, the more memory each stands for. */
 TEST(a_device_far_behind_has_few_events)
 {
