@@ -2020,10 +2020,11 @@ TEST(streams_that_run_ahead_leave_memory_to_each_other)
 enum { FETCHED = 16, PENDING = 4, OWN_PIECES = 12 };
 
 /* A pool whose memory two streams have used and are done with; the first one has pieces of it again. */
-static galloc_pool *pool_in_pieces(cudaStream_t *s, cudaStream_t *t, void **piece)
+static galloc_pool *pool_in_pieces(cudaStream_t *s, cudaStream_t *t, void **piece, double overhead)
 {
     begin_still();
     galloc_config config = galloc_config_default();
+    config.overhead = overhead;
     config.reuse = COMPLETED | FOLLOWED; /* no stream is made to wait */
     config.growth = PAGE;
     galloc_pool *pool = pool_new(&config);
@@ -2040,12 +2041,12 @@ static galloc_pool *pool_in_pieces(cudaStream_t *s, cudaStream_t *t, void **piec
 }
 
 /* A large request gets the stream's own pages, which lie in pieces, and leaves complete memory to the other stream. */
-TEST(own_pages_move_before_complete_memory_is_taken)
+static void move_own_pages(double overhead)
 {
     enum { LARGE = 5 };
     cudaStream_t s, t;
     void *piece[OWN_PIECES], *large, *rest;
-    galloc_pool *pool = pool_in_pieces(&s, &t, piece);
+    galloc_pool *pool = pool_in_pieces(&s, &t, piece, overhead);
     for (int i = 0; i < OWN_PIECES; i += 2) OK(galloc_free(piece[i], s));
     galloc_stats before = stats_of(pool);
     EXPECT_EQ(before.reserved.current, PENDING * FETCHED * PAGE);
@@ -2064,13 +2065,17 @@ TEST(own_pages_move_before_complete_memory_is_taken)
     finish();
 }
 
+TEST(own_pages_move_before_complete_memory_is_taken) { move_own_pages(galloc_config_default().overhead); }
+
+TEST(own_pages_move_where_the_overhead_allows_new_ones) { move_own_pages(10); }
+
 /* The same where each piece is three pages that were freed one after the other, with events between. */
 TEST(own_pages_move_whenever_they_were_freed)
 {
     enum { LARGE = 7 };
     cudaStream_t s, t;
     void *piece[OWN_PIECES], *large, *rest;
-    galloc_pool *pool = pool_in_pieces(&s, &t, piece);
+    galloc_pool *pool = pool_in_pieces(&s, &t, piece, galloc_config_default().overhead);
     for (int k = 0; k < 3; k++) {
         for (int i = k; i < OWN_PIECES; i += 4) OK(galloc_free(piece[i], s));
         inside_ask_for_event(pool, stream_id(s));
