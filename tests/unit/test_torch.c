@@ -960,6 +960,25 @@ TEST(max_non_split_rounding_says_how_much_larger)
     }
 }
 
+TEST(without_max_non_split_rounding_a_block_may_be_larger_by_large_segment_size)
+{
+    for (int like = 0; like < 2; like++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = with(like ? torch_config() : config_fixed(),
+                                    "max_split_size_mb:64,large_segment_size_mb:64");
+        galloc_pool *pool = pool_new(&config);
+        give(get(pool, MIB(128), s), s);
+        void *p = get(pool, MIB(66), s);
+        EXPECT_EQ(stats_of(pool).reserved.current, MIB(128));
+        give(p, s);
+        p = get(pool, MIB(64), s);
+        EXPECT_EQ(stats_of(pool).reserved.current, MIB(192));
+        give(p, s);
+        end(pool, s);
+    }
+}
+
 /* When memory is short oversize segments of the stream go first, and no more than is needed. */
 TEST(oversize_segments_are_given_back_first)
 {
