@@ -118,6 +118,8 @@ TEST(the_lowest_limit_counts)
     galloc_pool *pool = pool_new(&config);
     expect_no_memory(pool, MIB(34), s);
     EXPECT(strstr(galloc_last_message(), "device_limit is 33554432") != NULL);
+    expect_no_memory(pool, MIB(66), s); /* more than memory_limit too, which is not the lowest */
+    EXPECT(strstr(galloc_last_message(), "device_limit is 33554432") != NULL);
     OK(galloc_free(get(pool, MIB(32), s), s));
     pool_end(pool);
     config.memory_limit = MIB(24);
