@@ -897,6 +897,25 @@ TEST(growth_is_the_size_of_pages)
     }
 }
 
+/* However much overhead is allowed, no page is larger than 256 MiB. Only `growth` sets more. */
+TEST(without_growth_pages_have_at_most_256_mib)
+{
+    enum { BLOCKS = 12 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.overhead = 10;
+    galloc_pool *pool = pool_new(&config);
+    void *p[BLOCKS];
+    for (int i = 0; i < BLOCKS; i++) p[i] = get(pool, GIB(3), s);
+    galloc_stats stats = stats_of(pool);
+    EXPECT(stats.pages[7].bytes >= GIB(3));
+    for (int i = 0; i < GALLOC_PAGE_SIZES; i++) EXPECT(stats.pages[i].bytes <= stats.pages[i].count * MIB(256));
+    for (int i = 0; i < BLOCKS; i++) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    finish();
+}
+
 TEST(growth_has_bounds)
 {
     static const size_t bad[] = {1, MIB(1), MIB(3), GIB(2), SIZE_MAX};
