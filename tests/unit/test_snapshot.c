@@ -371,6 +371,37 @@ TEST(all_pools_of_the_process)
     finish();
 }
 
+TEST(segments_name_their_device)
+{
+    galloc_pool *pools[2];
+    cudaStream_t streams[2];
+    void *blocks[2];
+    value *json;
+    const value *segment;
+    uint64_t device;
+    begin_with_devices(2, SIM_PACE_STILL);
+    for (int i = 0; i < 2; i++) {
+        OK(cudaSetDevice(i));
+        pools[i] = pool_limited(GIB(1));
+        streams[i] = stream_new();
+        blocks[i] = get(pools[i], MIB(4), streams[i]);
+    }
+    json = snapshot(NULL, GALLOC_SNAPSHOT_JSON);
+    EXPECT_EQ(value_count(value_of(json, "segments")), 2);
+    for (segment = value_of(json, "segments")->first; segment; segment = segment->next) {
+        device = number_of(segment, "device");
+        if (EXPECT(device < 2)) EXPECT_EQ(number_of(segment, "address"), (uintptr_t)blocks[device]);
+    }
+    value_free(json);
+    for (int i = 0; i < 2; i++) {
+        OK(galloc_free(blocks[i], streams[i]));
+        stream_end(streams[i]);
+        pool_end(pools[i]);
+    }
+    OK(cudaSetDevice(0));
+    finish();
+}
+
 /* ---- sums -------------------------------------------------------------------------------------------------------- */
 
 /* Random calls under some settings; the sums hold after each few. */
