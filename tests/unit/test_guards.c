@@ -1752,6 +1752,33 @@ TEST(each_allocation_of_a_step_is_sampled)
     }
 }
 
+/* So it is where each step resets the statistics. */
+TEST(a_reset_in_each_step_leaves_the_sample_even)
+{
+    enum { SAMPLE = 64, STEPS = 3000, EACH = 20 };
+    int guarded[EACH] = {0}, sum = 0, few = 0;
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "debug:guards,debug_sample:64", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    for (int step = 0; step < STEPS; step++) {
+        OK(galloc_pool_stats_reset(pool));
+        for (int i = 0; i < EACH; i++) {
+            long before = sim_calls("cuMemsetD8Async");
+            void *p = get(pool, 1000, s);
+            guarded[i] += sim_calls("cuMemsetD8Async") != before;
+            OK(galloc_free(p, s));
+        }
+    }
+    for (int i = 0; i < EACH; sum += guarded[i++]) few += guarded[i] < STEPS / SAMPLE / 4;
+    EXPECT_EQ(few, 0);
+    EXPECT(sum > STEPS * EACH / SAMPLE * 7 / 8 && sum < STEPS * EACH / SAMPLE * 9 / 8);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* With a limit of waits nothing is checked on a default stream, and no guard is set there: the next block would be in
    use on another stream before. So would it be after a free for which there is no check left. */
 TEST(guards_of_a_default_stream_race_with_nothing)
