@@ -446,6 +446,38 @@ TEST(the_gains_of_all_rounds_add_up)
     finish();
 }
 
+static int get_more_once(const galloc_report *report, void *user)
+{
+    asked *a = user;
+    if (report->rounds) return 0;
+    a->last = *report;
+    a->give[0] = get(a->pool, MIB(20), a->s);
+    return 1;
+}
+
+/* What the program does in on_oom may make a step apply that did not: the report has what the last round left out. */
+TEST(the_report_says_what_the_last_round_left_out)
+{
+    static const char step[] = "make the stream wait, in a large pool";
+    asked a = {0};
+    galloc_callbacks calls = {get_more_once, NULL, NULL, NULL, &a};
+    begin();
+    a.s = stream_new();
+    a.pool = pool_limited(MIB(256));
+    OK(galloc_pool_set_callbacks(a.pool, &calls));
+    void *p = get(a.pool, MIB(1), a.s);
+    expect_refused(a.pool, MIB(256), a.s);
+    EXPECT(left_out(&a.last, step, "the pool is small"));
+    galloc_report r = report_of_failure();
+    EXPECT_EQ(r.rounds, 1);
+    EXPECT(!step_of(&r, step)->left_out);
+    OK(galloc_free(a.give[0], a.s));
+    OK(galloc_free(p, a.s));
+    pool_end(a.pool);
+    stream_end(a.s);
+    finish();
+}
+
 /* The work of another stream was complete, so that the block is free for its own stream, whose work goes on. */
 TEST(a_gain_counts_memory_that_only_its_stream_may_use)
 {
