@@ -304,6 +304,28 @@ TEST(streams_record_at_their_next_call_once_nothing_is_live)
     finish();
 }
 
+/* A stream that has freed many blocks and holds none any more records an event, though others hold some: also where no
+   stream cache serves the frees. */
+TEST(a_stream_that_freed_many_blocks_by_full_calls_has_an_event)
+{
+    enum { BLOCKS = 100 };
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = roomy_pool();
+    void *blocks[BLOCKS], *live = get(pool, 512, t);
+    for (int i = 0; i < BLOCKS; i++) blocks[i] = get(pool, 512, s);
+    for (int i = 0; i < BLOCKS; i++) {
+        EXPECT_EQ(sim_calls("cuEventRecord"), 0);
+        OK(galloc_free_after(blocks[i], &s, 1));
+    }
+    EXPECT_EQ(sim_calls("cuEventRecord"), 1);
+    OK(galloc_free(live, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* Neither the record nor a wait for it can break a capture, so the thread's mode of capture stays as it is. */
 TEST(an_event_exchanges_no_mode_of_capture)
 {
