@@ -647,6 +647,39 @@ TEST(a_group_uses_its_own_memory_first)
     finish();
 }
 
+/* So it is where several streams of the first capture have used the memory. */
+TEST(a_group_reuses_what_was_freed_after_several_streams)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new(), both[2] = {s, t};
+    galloc_pool *pool = pool_new(NULL);
+    galloc_graph *group = NULL;
+    cudaGraph_t graphs[2];
+    void *p, *q, *live = get(pool, 1000, s);
+    OK(galloc_pool_reserve(pool, MIB(32)));
+    OK(galloc_graph_begin(&group, pool, s));
+    capture_begin(s);
+    p = get_block(pool, s, 1);
+    order(s, t);
+    look(t, p, BLOCK, 1);
+    OK(galloc_free_after(p, both, 2));
+    order(t, s);
+    graphs[0] = capture_end(s);
+    capture_begin(s);
+    q = pass(pool, s, 2);
+    graphs[1] = capture_end(s);
+    EXPECT(q == p);
+    EXPECT_EQ(stats_of(pool).graph_bytes, BLOCK);
+    OK(galloc_graph_end(group));
+    OK(galloc_graph_release(group, s));
+    for (int i = 0; i < 2; i++) OK(cudaGraphDestroy(graphs[i]));
+    OK(galloc_free(live, s));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* Two captures at once used two neighbours: `first` belongs to the group and `second` does not. The blocks name them in
    opposite order, so they do not merge before the group is released. */
 static void record_crosswise(galloc_pool *pool, cudaStream_t first, cudaStream_t second, void **p, void **q)
