@@ -426,6 +426,36 @@ TEST(best_fit_takes_the_lowest_of_equal_holes)
 }
 
 /* Three neighbours freed in each of the six orders make one piece again. */
+/* A hole that is large enough may lie so that an aligned block does not fit. A larger hole serves it then. */
+TEST(an_aligned_block_is_served_by_any_hole_that_it_fits_into)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        galloc_request request = {.bytes = MIB(4), .alignment = MIB(2), .stream = s, .pool = pool};
+        void *wall[4], *small, *large, *p;
+        OK(galloc_pool_reserve(pool, MIB(32)));
+        wall[0] = get(pool, 512, s);
+        small = get(pool, MIB(5), s);
+        wall[1] = get(pool, 512, s);
+        large = get(pool, MIB(20), s);
+        wall[2] = get(pool, 512, t);
+        wall[3] = get(pool, stats_of(pool).largest_free, s);
+        OK(galloc_free(small, s));
+        OK(galloc_free(large, s));
+        galloc_stats before = stats_of(pool);
+        OK(galloc_alloc(&p, &request));
+        EXPECT((char *)p > (char *)large && (char *)p < (char *)large + MIB(20));
+        EXPECT_EQ(stats_of(pool).moves, before.moves);
+        EXPECT_EQ(stats_of(pool).grows, before.grows);
+        OK(galloc_free(p, s));
+        for (int i = 0; i < 4; i++) OK(galloc_free(wall[i], i == 2 ? t : s));
+        pool_end(pool);
+        finish();
+    }
+}
+
 TEST(freed_neighbours_merge)
 {
     static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
