@@ -417,6 +417,34 @@ TEST(only_the_bytes_asked_for)
     }
 }
 
+/* debug does nothing: blocks are as large as without it, and no work is queued for them. */
+TEST(no_backend_of_the_driver_has_guards)
+{
+    for (int i = 2; i < SETTINGS; i++) {
+        begin();
+        char text[96], message[512];
+        snprintf(text, sizeof text, "%s,debug:guards+poison+quarantine", settings[i]);
+        galloc_config config = galloc_config_default(), in_effect;
+        OK(galloc_config_parse(&config, text, message, sizeof message));
+        EXPECT(strstr(message, "debug"));
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new();
+        OK(galloc_pool_config(pool, &in_effect));
+        EXPECT_EQ(in_effect.debug, 0);
+        void *p = get(pool, 1000, s);
+        EXPECT_EQ(info_of(p).usable, 1000);
+        EXPECT_EQ(stats_of(pool).allocated.current, 1024);
+        OK(galloc_free(p, s));
+        OK(cudaStreamSynchronize(s));
+        EXPECT_EQ(sim_calls("cuMemsetD8Async") + sim_calls("cuMemcpyDtoHAsync"), 0);
+        EXPECT_EQ(stats_of(pool).quarantined, 0);
+        EXPECT_EQ(stats_of(pool).checks + stats_of(pool).unchecked, 0);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* Which pool an address belongs to is found out also where two of them share a page. */
 TEST(pools_side_by_side)
 {
