@@ -400,6 +400,18 @@ void inside_move_mark(void *ptr, ptrdiff_t begin, ptrdiff_t end)
     mark->end += (uintptr_t)end;
 }
 
+size_t inside_list_holes(galloc_pool *handle, int on)
+{
+    static gai_block *kept;
+    galloc_pool *pool = inside_pool(handle);
+    const gai_block *hole;
+    size_t n = 0;
+    for (hole = pool->holes; hole; hole = hole->next_bin) n++;
+    if (!on) kept = pool->holes;
+    pool->holes = on ? kept : NULL;
+    return n;
+}
+
 /* What is taken stays in its chunk. */
 static void inside_drain_to(gai_slab *slab, size_t spare)
 {

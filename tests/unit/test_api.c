@@ -767,6 +767,23 @@ TEST(the_check_counts_what_limits_are_charged)
     finish();
 }
 
+/* Holes that are in no list are found by no request. */
+TEST(the_check_counts_holes)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, MIB(5), s);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    EXPECT_EQ(inside_list_holes(pool, 0), 1);
+    EXPECT_EQ(galloc_pool_check(pool), 1);
+    (void)inside_list_holes(pool, 1);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
 /* A mark that is empty, begins before its block, ends behind it, or covers bytes of another mark of its stream. */
 TEST(the_check_sees_marks_out_of_bounds)
 {
