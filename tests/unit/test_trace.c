@@ -749,6 +749,46 @@ TEST(a_full_disk_ends_the_log_and_nothing_else)
     finish();
 }
 
+static long trace_lines;
+
+/* Makes more rows than the file may have, within the first line of the log. */
+static void fill_the_file(void)
+{
+    trace_lines += !strncmp(log_text, "trace: ", 7);
+    if (log_lines == 1) pairs(4000, 1000);
+}
+
+/* So it is where that comes up within the log function, which can be told nothing then. */
+TEST(a_full_disk_is_told_of_after_the_log_function_has_returned)
+{
+    struct rlimit limit, little;
+    void (*before)(int);
+    void *p;
+    begin();
+    log_to("log.csv");
+    if (EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0)) {
+        little = limit;
+        little.rlim_cur = 100000;
+        before = signal(SIGXFSZ, SIG_IGN);
+        OK(galloc_malloc(&p, 1000, NULL));
+        EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &little), 0);
+        trace_lines = 0;
+        log_hook = fill_the_file;
+        EXPECT_EQ(galloc_free((char *)p + 512, NULL), cudaErrorInvalidDevicePointer);
+        pairs(4000, 1000);
+        log_hook = NULL;
+        EXPECT_EQ(trace_lines, 1);
+        EXPECT(strstr(log_text, path) && strstr(log_text, "the file is too large"));
+        EXPECT(bytes_in(path) <= 100000);
+        EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+        signal(SIGXFSZ, before);
+        OK(galloc_free(p, NULL));
+        OK(galloc_shutdown());
+    }
+    log_ends();
+    finish();
+}
+
 /* What stands under the name stays, and the program goes on without a log. */
 static void expect_no_log(void)
 {
