@@ -972,8 +972,8 @@ GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t 
 GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes);
 
 /* Returns free memory to the device until the pool holds at most `keep_bytes`, or nothing more can go. Single pages go,
-   also from the middle of segments. Of the free blocks of one stream the least recently freed go first; there is no
-   such order between streams.
+   also from the middle of segments. Of the free blocks of one stream the least recently freed go first, of many that
+   several streams freed only about so; there is no such order between streams.
      keep_bytes  0: all that can go; SIZE_MAX: nothing, but galloc notices which recorded events are complete
      released  receives the bytes returned, also after a failure; NULL if it is not wanted
      Device    waits for the device if the memory known to be unused does not suffice */
