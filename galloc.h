@@ -518,8 +518,8 @@ typedef struct galloc_pointer {
     size_t requested;             /* bytes that were requested; 0 for free memory */
     size_t usable;                /* bytes that may be used: requested, rounded up to 512 or, with room, to 2 MiB; with
                                      other backends the bytes asked of the driver; of a block with a guard
-                                     (debug:guards) the bytes requested; 0: a reset has taken the memory, and the
-                                     program may have other memory at this address */
+                                     (debug:guards) the bytes requested; 0: galloc has noticed a reset that took the
+                                     memory, and the program may have other memory at this address */
     size_t room;                  /* bytes of addresses (in fixed segments: of memory) that belong to the block, its
                                      room included; at least `usable` */
     unsigned long long stream_id; /* cudaStreamGetId of the stream that it was allocated for or freed on; 0: the legacy
@@ -1246,10 +1246,11 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
      cudaMallocAsync  galloc_malloc
      cudaFreeAsync    galloc_free; for memory of cudaMalloc it waits for the stream
    On the legacy stream cudaFreeAsync also records an event, so that it orders blocking streams, as in CUDA.
-   Both functions that free take memory of either kind, of galloc_malloc too, and pass other memory to CUDA, also that
-   at an address which galloc's memory had before a reset. Pass no
-   memory of cudaMalloc to galloc_free. Errors are galloc's: cudaGetLastError does not return them, and messages name
-   galloc's functions, for cudaMalloc galloc_pool_malloc, for cudaFree galloc_override_free or galloc_free. Needs gcc or
+   Both functions that free take memory of either kind, of galloc_malloc too, and pass other memory to CUDA. Free all
+   memory before cudaDeviceReset: in fixed segments and with other backends, CUDA may give its addresses to other
+   memory, and a free there is that of galloc's block. Pass no memory of cudaMalloc to galloc_free. Errors are galloc's:
+   cudaGetLastError does not return them, and messages name galloc's functions, for cudaMalloc galloc_pool_malloc, for
+   cudaFree galloc_override_free or galloc_free. Needs gcc or
    clang, also under nvcc; C++ includes cuda_runtime.h. */
 
 #ifndef __GNUC__
@@ -3353,7 +3354,7 @@ struct galloc_pool {
 
     /* Plans, parking, collection, strategy:heuristic, and when events are recorded. */
     uint64_t plans, numbers; /* ranges planned and mappings made so far */
-    uint64_t noted;          /* planning: the plan for which the pages of all free blocks were noted last */
+    uint64_t noted_plan;     /* planning: the plan for which the pages of all free blocks were noted last */
     gai_predictor plan_predictor, event_predictor;
     uint64_t plan_keys[2 * GAI_PLAN_KEYS], event_keys[2 * GAI_EVENT_KEYS]; /* their `keys` and `latest` */
     gai_memo memos[GAI_PLAN_KEYS]; /* the plans of plan_predictor's keys */
@@ -10334,7 +10335,7 @@ static void gai_block_note_pages(const galloc_pool *pool, gai_block *block, cons
 static void gai_plan_note_pages(galloc_pool *pool, const gai_page_filter *filter)
 {
     const gai_set *set;
-    pool->noted = pool->plans;
+    pool->noted_plan = pool->plans;
     for (set = &pool->common; set; set = set->next) {
         gai_bin bin = gai_bin_of(GAI_FIXED_SMALL);
         do {
@@ -10345,8 +10346,9 @@ static void gai_plan_note_pages(galloc_pool *pool, const gai_page_filter *filter
     }
 }
 
-/* Finds the free block that contains the mapping, at the hint `within`: in a program that repeats itself it mostly
-   begins where it did before. Where the hint fails, the pages of all free blocks are noted. */
+/* Returns the free block that contains the mapping, or NULL if there is none or its page cannot leave. The hint
+   `within` says where it began before: in a program that repeats itself mostly where it begins now. Where the hint
+   fails, the pages of all free blocks are noted. */
 static gai_block *gai_plan_donor(galloc_pool *pool, gai_mapping *mapping, const gai_page_filter *filter)
 {
     gai_block *block = gai_block_at(mapping->within);
@@ -10369,7 +10371,7 @@ static gai_block *gai_plan_holder(galloc_pool *pool, gai_page *page, const gai_p
     if (!current) return NULL;
     if (gai_block_is_parked(current->block)) {
         if (gai_mapping_is_spare(pool, current, current->block->marks, filter)) page->holder = current->block;
-    } else if (pool->noted != pool->plans) {
+    } else if (pool->noted_plan != pool->plans) {
         page->holder = gai_plan_donor(pool, current, filter);
     }
     return page->holder;
@@ -10435,7 +10437,6 @@ static int gai_job_returns(gai_job *job, const gai_block *piece, const gai_growt
     gai_page_filter filter = gai_page_filter_for(&job->params);
     const gai_block *holder;
     if (gai_block_is_parked(piece)) return 1;
-    job->pool->plans++;
     holder = gai_plan_holder(job->pool, piece->alias->page, &filter);
     return holder && (holder->addr < range->block->addr || holder->addr >= range->end);
 }
@@ -10484,6 +10485,7 @@ static enum gai_obstacle gai_job_look(gai_job *job, gai_growth_range *range)
     const gai_mark *mark;
     memset(range, 0, sizeof *range);
     if (!block) return GAI_OBSTACLE_SHUT;
+    pool->plans++;
     range->block = block;
     range->end = block->addr + bytes;
     range->plain = !block->room;
@@ -10750,7 +10752,7 @@ typedef struct gai_window {
     gai_block *first, *last, *hole;
     const gai_block *newest; /* the newest of its aliases; NULL: not known */
     size_t alias;
-    int shut; /* no better window of this gap has the block behind this one */
+    int closed; /* no better window of this gap has the block behind this one */
 } gai_window;
 
 /* Returns whether a plan with the block cannot be better than the best so far, which needs no new bytes. */
@@ -10761,19 +10763,19 @@ static int gai_plan_excludes(const gai_plan *best, const gai_block *block, const
 }
 
 /* Extends a window by one block. 0: it is a second hole, or an alias whose page is in the window or in the free block
-   before it; or `shut`: no better window has the block. */
+   before it; or `closed`: no better window has the block. */
 static int gai_window_add(galloc_pool *pool, gai_window *window, gai_block *block, const gai_page_filter *filter,
                           const gai_plan *best)
 {
-    window->shut = gai_plan_excludes(best, block, filter->params);
-    if (window->shut) return 0;
+    window->closed = gai_plan_excludes(best, block, filter->params);
+    if (window->closed) return 0;
     if (block->kind == GAI_HOLE) {
         if (window->hole) return 0;
         window->hole = block;
     } else {
         gai_page *page = block->alias->page;
         const gai_block *holder = filter->params->room ? NULL : gai_plan_holder(pool, page, filter);
-        window->shut = !holder;
+        window->closed = !holder;
         if (!holder || holder == window->left || page->taken) return 0;
         page->taken = 1;
         window->alias += block->bytes;
@@ -10880,8 +10882,8 @@ static void gai_window_try(galloc_pool *pool, gai_window *window, uintptr_t at, 
     while (!window->last || window->last->addr + window->last->bytes < needed) {
         gai_block *next = window->last ? window->last->next : window->first;
         if (!gai_block_is_unused(next)) {
-            window->shut = !gai_window_may_end_in(pool, next, needed, filter->params);
-            if (window->shut) return;
+            window->closed = !gai_window_may_end_in(pool, next, needed, filter->params);
+            if (window->closed) return;
             break;
         }
         if (!gai_window_add(pool, window, next, filter, best)) return;
@@ -10918,9 +10920,9 @@ static void gai_plan_in_gap(galloc_pool *pool, gai_block *first, const gai_page_
             window.first = window.first->next;
         if (!gai_block_is_unused(window.first)) break;
         at = gai_up(window.first->addr, params->alignment);
-        window.shut = 0;
+        window.closed = 0;
         if (at < window.first->addr + window.first->bytes) gai_window_try(pool, &window, at, filter, best);
-        if (!window.shut) continue;
+        if (!window.closed) continue;
         first = window.last ? window.last->next : window.first;
         gai_window_clear(&window);
         window.first = first;
@@ -13099,7 +13101,7 @@ static void gai_stream_settle(galloc_pool *pool, gai_stream *stream, const gai_s
     gai_lock_off(&pool->lock);
     if (!queued || site->capture || !site->own_context ||
         gai_context_health(pool->context, pool->context_id) == GAI_DEAD) return;
-    result = gai_settle_wait(pool, site);
+    result = gai_settle_wait(pool, site); /* the call was given the stream, so it lives even where that is unknown */
     if (result) result = gai_settle_wait(pool, site); /* one call may have failed */
     if (result) gai_pool_note(pool, result);
     gai_lock_on(&pool->lock);
@@ -21173,23 +21175,6 @@ static cudaError_t gai_override_return(void *ptr, CUdevice device, gai_site *sit
     return error;
 }
 
-/* Frees memory of the program's own at an address that galloc's memory had before a reset. 0: there is none. */
-static int gai_override_free_other(void *ptr)
-{
-    galloc_pool *pool = gai_pool_around(ptr);
-    enum gai_health health;
-    gai_block *block;
-    int lost;
-    if (!pool) return 0;
-    lost = pool->lost_on_reset && gai_pool_may_have_lost(pool, &health);
-    gai_lock_on(&pool->lock);
-    block = lost ? gai_block_around(pool, (uintptr_t)ptr) : NULL;
-    lost = block && block->segment->fixed && (health == GAI_DEAD || block->segment->lost);
-    gai_lock_off(&pool->lock);
-    gai_pool_unpin(pool);
-    return lost && gai_cu.MemFree((CUdeviceptr)(uintptr_t)ptr) == CUDA_SUCCESS;
-}
-
 GALLOC_API cudaError_t galloc_override_free(void *ptr, cudaStream_t stream, int how)
 {
     galloc_pointer info;
@@ -21203,7 +21188,6 @@ GALLOC_API cudaError_t galloc_override_free(void *ptr, cudaStream_t stream, int 
     if (how < GALLOC_OVERRIDE_DEVICE || how > GALLOC_OVERRIDE_ORDERED)
         return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "how is %d: must be GALLOC_OVERRIDE_...", how));
     if (info.state != GALLOC_STATE_USED) return galloc_free(ptr, stream); /* which says what is wrong */
-    if (gai_override_free_other(ptr)) return cudaSuccess;
     if (how == GALLOC_OVERRIDE_ORDERED && info.pool == gai_load_pointer(&gai_process.override_pool[info.device]))
         how = GALLOC_OVERRIDE_STREAM;
     /* Also binds a context, which a thread may lack. */

@@ -1231,17 +1231,22 @@ static int is_block(const galloc_pointer *info, CUdeviceptr p)
     return info->state == GALLOC_STATE_USED && (CUdeviceptr)(uintptr_t)info->base == p;
 }
 
-/* The device's streams and memory are gone after a reset that no allocation has noticed yet: then the call is the
-   driver's. */
+/* The device's streams and memory are gone after a reset that no allocation has noticed yet: then a free is the
+   driver's. *result: an error of the driver when it was asked. */
+static int was_reset(const galloc_pointer *info, CUresult *result)
+{
+    const device *d = &devices[info->device];
+    int alive;
+    *result = look_at(d->context, __atomic_load_n(&d->context_id, __ATOMIC_ACQUIRE), &alive);
+    return !*result && !alive;
+}
+
 CUresult CUDAAPI on_free_(CUdeviceptr p)
 {
     galloc_pointer info;
     if (p && enter()) {
-        int alive = 1, ours = is_ours(p, &info);
-        const device *d = ours ? &devices[info.device] : NULL;
-        CUresult result =
-            ours ? look_at(d->context, __atomic_load_n(&d->context_id, __ATOMIC_ACQUIRE), &alive) : CUDA_SUCCESS;
-        ours = ours && (alive || result);
+        CUresult result = CUDA_SUCCESS;
+        int ours = is_ours(p, &info) && !was_reset(&info, &result);
         if (ours && !result) result = is_block(&info, p) ? give(&info) : CUDA_ERROR_INVALID_VALUE;
         leave();
         if (ours) return result;
@@ -1255,9 +1260,10 @@ static int give_on_stream(CUdeviceptr p, CUstream stream, CUresult *result)
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     galloc_pointer info;
     int ours;
+    *result = CUDA_SUCCESS;
     if (!p || !enter()) return 0;
-    ours = is_ours(p, &info);
-    *result = ours ? cu.StreamIsCapturing(stream, &status) : CUDA_SUCCESS;
+    ours = is_ours(p, &info) && !was_reset(&info, result);
+    if (ours && !*result) *result = cu.StreamIsCapturing(stream, &status);
     ours = ours && status == CU_STREAM_CAPTURE_STATUS_NONE;
     if (ours && !*result) {
         *result = !is_block(&info, p) ? CUDA_ERROR_INVALID_VALUE :

@@ -1270,6 +1270,25 @@ TEST(memory_of_a_retired_stream_waits_for_what_that_came_after)
     finish();
 }
 
+/* Once galloc has noticed the reset: the program may have other memory there. */
+TEST(what_a_reset_took_is_not_usable)
+{
+    begin();
+    galloc_config config = galloc_config_default();
+    config.backend = GALLOC_BACKEND_CUDA_MALLOC;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(4), cudaStreamLegacy);
+    EXPECT_EQ(info_of(p).usable, MIB(4));
+    OK(cudaDeviceReset());
+    void *q = get(pool, MIB(6), cudaStreamLegacy);
+    if (q != p) EXPECT_EQ(info_of(p).usable, 0);
+    EXPECT_EQ(info_of(q).usable, MIB(6));
+    OK(galloc_free(p, cudaStreamLegacy));
+    OK(galloc_free(q, cudaStreamLegacy));
+    pool_end(pool);
+    finish();
+}
+
 /* Memory that a graph allocated goes with a reset like all else, and is not counted as a graph's any more. */
 TEST(a_reset_takes_what_graphs_have_left)
 {

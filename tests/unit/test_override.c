@@ -769,36 +769,4 @@ TEST(the_driver_has_allocated_what_cudamalloc_returns)
     no_findings();
 }
 
-/* The driver gives an address that galloc's memory had before a reset to memory of another kind, which the program
-   frees as any other. The lost block stays the program's to free. */
-TEST(memory_at_an_address_that_a_reset_took)
-{
-    start();
-    setenv("GALLOC_CONF", "backend:cudaMalloc,log:off", 1);
-    for (int noticed = 0; noticed < 2; noticed++) {
-        void *raw = NULL, *other = NULL;
-        OK(galloc_shutdown());
-        void *lost = alloc(MIB(4));
-        OK(cudaDeviceReset());
-        OK(plain_malloc(&raw, MIB(4)));
-        size_t held = sim_physical(0);
-        EXPECT(raw == lost);
-        if (noticed) other = alloc(MIB(2));
-        EXPECT_EQ(info_of(raw).usable, noticed ? 0 : MIB(4));
-        EXPECT_EQ(info_of(raw).requested, MIB(4));
-        if (noticed) OK(cudaFree(other));
-        OK(cudaFree(raw));
-        other = alloc(KIB(64)); /* frees what was freed */
-        EXPECT_EQ(sim_physical(0), held - MIB(4) + MIB(2));
-        OK(cudaFree(other));
-        size_t live = stats_of(info_of(lost).pool).live.current;
-        OK(cudaFree(lost));
-        EXPECT_EQ(info_of(lost).state, GALLOC_STATE_FOREIGN);
-        EXPECT_EQ(live, MIB(4));
-        no_findings();
-    }
-    OK(galloc_shutdown());
-    unsetenv("GALLOC_CONF");
-}
-
 TEST_MAIN()
