@@ -1248,10 +1248,9 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
    On the legacy stream cudaFreeAsync also records an event, so that it orders blocking streams, as in CUDA.
    Both functions that free take memory of either kind, of galloc_malloc too, and pass other memory to CUDA. Free all
    memory before cudaDeviceReset: in fixed segments and with other backends, CUDA may give its addresses to other
-   memory, and a free there is that of galloc's block. Pass no memory of cudaMalloc to galloc_free. Errors are galloc's:
+   memory, and cudaFree there frees galloc's block. Pass no memory of cudaMalloc to galloc_free. Errors are galloc's:
    cudaGetLastError does not return them, and messages name galloc's functions, for cudaMalloc galloc_pool_malloc, for
-   cudaFree galloc_override_free or galloc_free. Needs gcc or
-   clang, also under nvcc; C++ includes cuda_runtime.h. */
+   cudaFree galloc_override_free or galloc_free. Needs gcc or clang, also under nvcc; C++ includes cuda_runtime.h. */
 
 #ifndef __GNUC__
 #error "galloc.h: GALLOC_OVERRIDE_CUDA needs gcc or clang"
@@ -3353,7 +3352,7 @@ struct galloc_pool {
     galloc_graph *graphs;
 
     /* Plans, parking, collection, strategy:heuristic, and when events are recorded. */
-    uint64_t plans, numbers; /* ranges planned and mappings made so far */
+    uint64_t plans, numbers; /* ranges planned or looked at for growth, and mappings made, so far */
     uint64_t noted_plan;     /* planning: the plan for which the pages of all free blocks were noted last */
     gai_predictor plan_predictor, event_predictor;
     uint64_t plan_keys[2 * GAI_PLAN_KEYS], event_keys[2 * GAI_EVENT_KEYS]; /* their `keys` and `latest` */
@@ -4709,6 +4708,12 @@ static size_t gai_unconfirmed_live(const gai_cache *cache)
     return live;
 }
 
+/* What the pool's counter of live bytes lacks of a cache; it wraps where the counter overstates. */
+static size_t gai_cache_live(const gai_cache *cache)
+{
+    return cache->live_in - cache->live_out - gai_unconfirmed_live(cache);
+}
+
 /* Adds the counts of unconfirmed blocks, or of those in quarantine, that the pool's counters lack. */
 static void gai_unconfirmed_tell(galloc_stats *stats, size_t blocks, size_t bytes, size_t live)
 {
@@ -4786,8 +4791,7 @@ static size_t gai_pool_live(galloc_pool *pool)
     const gai_stream *stream;
     size_t live = pool->stats.live.current - pool->guards.kept_live;
     gai_pool_lock_caches(pool);
-    for (stream = pool->streams; stream; stream = stream->next)
-        live += stream->cache.live_in - stream->cache.live_out - gai_unconfirmed_live(&stream->cache);
+    for (stream = pool->streams; stream; stream = stream->next) live += gai_cache_live(&stream->cache);
     gai_pool_unlock_caches(pool);
     return live;
 }
@@ -4802,7 +4806,7 @@ static void gai_stat_keep_peaks(galloc_pool *pool, const galloc_stats *now)
     pool->live_peak = gai_max(pool->live_peak, now->live.current);
 }
 
-/* The pool's counters overstate usage, since they count the blocks in stream caches as used. */
+/* Updates the peaks by counters that the stream caches have corrected. */
 GAI_APART
 static void gai_stat_correct_peaks(galloc_pool *pool)
 {
@@ -4814,7 +4818,7 @@ static void gai_stat_correct_peaks(galloc_pool *pool)
     gai_pool_lock_caches(pool);
     for (stream = pool->streams; stream; stream = stream->next) {
         const gai_cache *cache = &stream->cache;
-        live += cache->live_in - cache->live_out - gai_unconfirmed_live(cache);
+        live += gai_cache_live(cache);
         allocated -= cache->bytes + cache->unconfirmed_bytes;
         blocks -= cache->blocks + cache->unconfirmed_blocks;
     }
@@ -4826,7 +4830,8 @@ static void gai_stat_correct_peaks(galloc_pool *pool)
     pool->live_peak = gai_max(pool->live_peak, live);
 }
 
-/* Updates the peaks. The stream caches are read only when a counter exceeds its peak. */
+/* The pool's counters overstate usage, since they count the blocks in stream caches as used. So the stream caches are
+   read only when a counter exceeds its peak. */
 static void gai_stat_peaks(galloc_pool *pool)
 {
     const galloc_stats *stats = &pool->stats;
@@ -10843,7 +10848,7 @@ static int gai_window_plan(const galloc_pool *pool, gai_window *window, const ga
     /* The range ends in the free block behind the window, or in the window. New pages need not fill a hole to its
        end. */
     if (last_end < needed) {
-        plan->right = last->next;
+        plan->right = last->next; /* gai_window_may_end_in */
         if (gai_window_needs(window, plan->right)) return 0;
     } else if (last->kind == GAI_HOLE) {
         plan->end = gai_up(needed, pool->granularity);

@@ -1231,8 +1231,8 @@ static int is_block(const galloc_pointer *info, CUdeviceptr p)
     return info->state == GALLOC_STATE_USED && (CUdeviceptr)(uintptr_t)info->base == p;
 }
 
-/* The device's streams and memory are gone after a reset that no allocation has noticed yet: then a free is the
-   driver's. *result: an error of the driver when it was asked. */
+/* The device's streams and memory are gone after a reset that no allocation has noticed yet: then cudaFree is the
+   driver's. cudaFreeAsync does not ask, for its cost. *result: an error of the driver when it was asked. */
 static int was_reset(const galloc_pointer *info, CUresult *result)
 {
     const device *d = &devices[info->device];
@@ -1260,10 +1260,9 @@ static int give_on_stream(CUdeviceptr p, CUstream stream, CUresult *result)
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     galloc_pointer info;
     int ours;
-    *result = CUDA_SUCCESS;
     if (!p || !enter()) return 0;
-    ours = is_ours(p, &info) && !was_reset(&info, result);
-    if (ours && !*result) *result = cu.StreamIsCapturing(stream, &status);
+    ours = is_ours(p, &info);
+    *result = ours ? cu.StreamIsCapturing(stream, &status) : CUDA_SUCCESS;
     ours = ours && status == CU_STREAM_CAPTURE_STATUS_NONE;
     if (ours && !*result) {
         *result = !is_block(&info, p) ? CUDA_ERROR_INVALID_VALUE :

@@ -425,7 +425,6 @@ TEST(best_fit_takes_the_lowest_of_equal_holes)
     }
 }
 
-/* Three neighbours freed in each of the six orders make one piece again. */
 /* A hole that is large enough may lie so that an aligned block does not fit. A larger hole serves it then. */
 TEST(an_aligned_block_is_served_by_any_hole_that_it_fits_into)
 {
@@ -456,6 +455,7 @@ TEST(an_aligned_block_is_served_by_any_hole_that_it_fits_into)
     }
 }
 
+/* Three neighbours freed in each of the six orders make one piece again. */
 TEST(freed_neighbours_merge)
 {
     static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};

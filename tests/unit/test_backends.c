@@ -1281,7 +1281,8 @@ TEST(what_a_reset_took_is_not_usable)
     EXPECT_EQ(info_of(p).usable, MIB(4));
     OK(cudaDeviceReset());
     void *q = get(pool, MIB(6), cudaStreamLegacy);
-    if (q != p) EXPECT_EQ(info_of(p).usable, 0);
+    EXPECT(q != p);
+    EXPECT_EQ(info_of(p).usable, 0);
     EXPECT_EQ(info_of(q).usable, MIB(6));
     OK(galloc_free(p, cudaStreamLegacy));
     OK(galloc_free(q, cudaStreamLegacy));
