@@ -2716,9 +2716,22 @@ typedef struct gai_mapping {
     size_t bytes;
     uintptr_t within; /* a hint: where the free block began in which it was found last; or 0 */
     uint64_t number; /* mappings are numbered as they are made */
+    size_t rank;     /* in pool->ranks; 0: none */
+    uint64_t joined; /* the plan for which it joined the aliases beside it (gai_alias_join) */
+    struct gai_mapping *far_end; /* then, at both ends of the aliases that have joined: the other end; */
+    size_t joined_bytes;         /* and the bytes of all of them */
     int was_mapped;    /* in a batch: it is mapped already, as a stale alias or with a parked page, and becomes that
                           again if the batch is undone */
 } gai_mapping;
+
+/* The mappings in the order in which they were made.
+   at[mapping->rank] == mapping, other places are NULL;  used: ranks given, 0 included
+   bit `rank` of aliases: a stale alias, or parked */
+typedef struct gai_ranks {
+    gai_mapping **at;
+    uint64_t *aliases;
+    size_t used, room;
+} gai_ranks;
 
 /* bytes == sum of the blocks' bytes;  first->addr == addr */
 struct gai_segment {
@@ -3335,6 +3348,7 @@ struct galloc_pool {
     gai_mapping *oldest_alias, *newest_alias; /* stale aliases and parked pages */
     size_t parked;       /* bytes of parked pages */
     size_t stale;        /* number of stale aliases */
+    gai_ranks ranks;
     gai_mapping *quarantine; /* that the driver would not unmap, or whose page it would not release */
     uint64_t freed_slots; /* slots that became free since runs were examined */
     gai_slab blocks, marks, pages, mappings, events, waits, positions;
@@ -3354,6 +3368,7 @@ struct galloc_pool {
     /* Plans, parking, collection, strategy:heuristic, and when events are recorded. */
     uint64_t plans, numbers; /* ranges planned or looked at for growth, and mappings made, so far */
     uint64_t noted_plan;     /* planning: the plan for which the pages of all free blocks were noted last */
+    int plans_return;        /* the last search found a plan without new bytes */
     gai_predictor plan_predictor, event_predictor;
     uint64_t plan_keys[2 * GAI_PLAN_KEYS], event_keys[2 * GAI_EVENT_KEYS]; /* their `keys` and `latest` */
     gai_memo memos[GAI_PLAN_KEYS]; /* the plans of plan_predictor's keys */
@@ -8039,6 +8054,7 @@ static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai
         int kept = pool->variant.keep && pool->variant.keep(pool, segment);
         while (*at != mapping) at = &(*at)->next_shown;
         *at = mapping->next_shown;
+        if (mapping->rank) pool->ranks.at[mapping->rank] = NULL;
         gai_slab_give(&pool->mappings, mapping);
         /* A page that is kept in the driver's pool stays in the counters; other mappings of a page may remain. */
         if (!kept && undone == GAI_RELEASED) gai_stat_page_gone(pool, page, page->bytes, 1);
@@ -8066,6 +8082,77 @@ static void gai_batch_add(gai_batch *batch, gai_mapping *mapping, gai_block *blo
     batch->last = mapping;
 }
 
+/* Ranks at first. With n mappings there are at most 2 * n, or this many. */
+#define GAI_RANKS ((size_t)512)
+
+static uint64_t gai_rank_bit(size_t rank) { return (uint64_t)1 << rank % 64; }
+
+/* Gives up the ranks of mappings that are gone. */
+static void gai_ranks_close_up(gai_ranks *ranks)
+{
+    size_t rank, used = 1;
+    for (rank = 1; rank < ranks->used; rank++) {
+        gai_mapping *mapping = ranks->at[rank];
+        int alias = (ranks->aliases[rank / 64] & gai_rank_bit(rank)) != 0;
+        ranks->aliases[rank / 64] &= ~gai_rank_bit(rank);
+        ranks->at[rank] = NULL;
+        if (!mapping) continue;
+        if (alias) ranks->aliases[used / 64] |= gai_rank_bit(used);
+        ranks->at[used] = mapping;
+        mapping->rank = used++;
+    }
+    ranks->used = used;
+}
+
+/* Ensures that n mappings can have ranks. 0: no host memory. [lock] */
+static int gai_ranks_need(gai_ranks *ranks, size_t n)
+{
+    size_t room = gai_max(ranks->room, GAI_RANKS), words = gai_up(ranks->used, 64) / 64;
+    gai_mapping **at;
+    if (ranks->used + n <= ranks->room) return 1;
+    if (ranks->room) gai_ranks_close_up(ranks);
+    while (ranks->used + n > room / 2) room *= 2;
+    if (room == ranks->room) return 1;
+    at = (gai_mapping **)GALLOC_MALLOC(room * sizeof *at + room / 8);
+    if (!at) return 0;
+    memset(at, 0, room * sizeof *at + room / 8);
+    if (ranks->room) {
+        memcpy(at, ranks->at, ranks->used * sizeof *at);
+        memcpy(at + room, ranks->aliases, words * sizeof *ranks->aliases);
+        GALLOC_FREE(ranks->at);
+    }
+    ranks->at = at;
+    ranks->aliases = (uint64_t *)(void *)(at + room);
+    ranks->used = gai_max(ranks->used, 1);
+    ranks->room = room;
+    return 1;
+}
+
+/* Cannot fail after gai_ranks_need. [lock] */
+static void gai_mapping_rank(gai_ranks *ranks, gai_mapping *mapping)
+{
+    mapping->rank = ranks->used++;
+    ranks->at[mapping->rank] = mapping;
+}
+
+static void gai_ranks_end(gai_ranks *ranks)
+{
+    if (ranks->room) GALLOC_FREE(ranks->at);
+    memset(ranks, 0, sizeof *ranks);
+}
+
+/* Returns the next alias from a rank on, and moves the rank behind it; NULL: there is none. */
+static gai_mapping *gai_ranks_next_alias(const gai_ranks *ranks, size_t *rank)
+{
+    for (; *rank < ranks->used; *rank = gai_down(*rank, 64) + 64) {
+        uint64_t aliases = ranks->aliases[*rank / 64] >> *rank % 64;
+        if (!aliases) continue;
+        *rank += (size_t)gai_lowest(aliases) + 1;
+        return ranks->at[*rank - 1];
+    }
+    return NULL;
+}
+
 /* Makes the mapping's block an alias: the page is parked there, or is mapped elsewhere. [lock] */
 static void gai_alias_add(galloc_pool *pool, gai_mapping *mapping)
 {
@@ -8077,6 +8164,7 @@ static void gai_alias_add(galloc_pool *pool, gai_mapping *mapping)
     if (mapping->older) mapping->older->newer = mapping;
     else pool->oldest_alias = mapping;
     pool->newest_alias = mapping;
+    pool->ranks.aliases[mapping->rank / 64] |= gai_rank_bit(mapping->rank);
     if (mapping->page->current == mapping) pool->parked += mapping->bytes;
     else pool->stats.leaving += mapping->bytes;
     pool->stale += mapping->page->current != mapping;
@@ -8090,6 +8178,7 @@ static void gai_alias_remove(galloc_pool *pool, gai_mapping *mapping)
     else pool->oldest_alias = mapping->newer;
     if (mapping->newer) mapping->newer->older = mapping->older;
     else pool->newest_alias = mapping->older;
+    pool->ranks.aliases[mapping->rank / 64] &= ~gai_rank_bit(mapping->rank);
     mapping->block->kind = GAI_BUSY;
     mapping->block->alias = NULL;
     if (mapping->page->current == mapping) pool->parked -= mapping->bytes;
@@ -8147,6 +8236,7 @@ static gai_mapping *gai_mapping_new(galloc_pool *pool, gai_block *block, gai_pag
     mapping->bytes = page->bytes;
     mapping->was_mapped = 0;
     mapping->number = ++pool->numbers;
+    mapping->rank = 0;
     mapping->next_shown = page->shown;
     page->shown = mapping;
     return mapping;
@@ -8192,7 +8282,7 @@ static int gai_supply_need(galloc_pool *pool, const gai_supply *supply, uintptr_
     const gai_mapping *donor;
     for (donor = supply->donors.first; donor; donor = donor->next) moved++;
     return gai_slab_need(&pool->pages, n) && gai_slab_need(&pool->mappings, n + moved) &&
-           gai_slab_need(&pool->blocks, n + moved + 6) &&
+           gai_ranks_need(&pool->ranks, n + moved) && gai_slab_need(&pool->blocks, n + moved + 6) &&
            gai_page_map_need(addr, supply->moved + supply->new_bytes) && gai_block_map_need(addr);
 }
 
@@ -8207,7 +8297,9 @@ static void gai_batch_over_hole(galloc_pool *pool, gai_batch *batch, gai_block *
     while (left) {
         size_t bytes = donor ? donor->bytes : gai_min(supply->page_bytes, left);
         gai_block *rest = bytes < left ? gai_block_split(pool, block, block->addr + bytes, GAI_BUSY) : NULL;
-        gai_batch_add(batch, gai_mapping_new(pool, block, donor ? donor->page : NULL), block);
+        gai_mapping *mapping = gai_mapping_new(pool, block, donor ? donor->page : NULL);
+        gai_mapping_rank(&pool->ranks, mapping);
+        gai_batch_add(batch, mapping, block);
         if (donor) gai_marks_copy(pool, donor->block, block);
         if (donor) donor = donor->next;
         left -= bytes;
@@ -10760,10 +10852,11 @@ typedef struct gai_window {
     int closed; /* no better window of this gap has the block behind this one */
 } gai_window;
 
-/* Returns whether a plan with the block cannot be better than the best so far, which needs no new bytes. */
+/* Returns whether a plan with the block cannot be better than the best so far, which needs no new bytes. While there is
+   none, `newest` excludes, unless it is 0. */
 static int gai_plan_excludes(const gai_plan *best, const gai_block *block, const gai_params *params)
 {
-    if (!best->first || gai_plan_created(best)) return 0;
+    if (best->first ? gai_plan_created(best) != 0 : !best->newest) return 0;
     return block->kind == GAI_HOLE || (!params->far && block->alias->number > best->newest);
 }
 
@@ -10904,8 +10997,10 @@ static void gai_window_clear(gai_window *window)
     while (window->last) gai_window_drop_first(window);
 }
 
-/* Tries all windows of one gap: first from the free block before it, then from each block of the gap. */
-static void gai_plan_in_gap(galloc_pool *pool, gai_block *first, const gai_page_filter *filter, gai_plan *best)
+/* Tries all windows of one gap that begin before `end`: first from the free block before the gap, then from each block
+   of it. */
+static void gai_plan_in_gap(galloc_pool *pool, gai_block *first, uintptr_t end, const gai_page_filter *filter,
+                            gai_plan *best)
 {
     const gai_params *params = filter->params;
     gai_window window;
@@ -10921,9 +11016,10 @@ static void gai_plan_in_gap(galloc_pool *pool, gai_block *first, const gai_page_
     }
     for (;; gai_window_drop_first(&window)) {
         uintptr_t at;
-        while (!window.last && gai_block_is_unused(window.first) && gai_plan_excludes(best, window.first, params))
+        while (!window.last && gai_block_is_unused(window.first) && window.first->addr < end &&
+               gai_plan_excludes(best, window.first, params))
             window.first = window.first->next;
-        if (!gai_block_is_unused(window.first)) break;
+        if (!gai_block_is_unused(window.first) || window.first->addr >= end) break;
         at = gai_up(window.first->addr, params->alignment);
         window.closed = 0;
         if (at < window.first->addr + window.first->bytes) gai_window_try(pool, &window, at, filter, best);
@@ -10933,22 +11029,83 @@ static void gai_plan_in_gap(galloc_pool *pool, gai_block *first, const gai_page_
         window.first = first;
         if (!gai_block_is_unused(first)) break;
     }
+    gai_window_clear(&window);
 }
+
+/* Aliases that may seem to complete a plan before the search goes on everywhere. */
+#define GAI_PLAN_TRIES 16
 
 static int gai_block_starts_gap(const gai_block *block) { return !gai_block_is_unused(block->prev); }
 
+/* Returns the mapping of an alias that has joined for this plan, else NULL. */
+static gai_mapping *gai_block_joined(const galloc_pool *pool, const gai_block *block)
+{
+    if (!gai_block_is_unused(block) || block->kind == GAI_HOLE) return NULL;
+    return block->alias->joined == pool->plans ? block->alias : NULL;
+}
+
+/* Joins an alias with those beside it that have joined before. Returns the first of them all. Together with the free
+   blocks beside them they have *bytes. */
+static gai_block *gai_alias_join(const galloc_pool *pool, gai_mapping *alias, const gai_params *params, size_t *bytes)
+{
+    gai_mapping *left = gai_block_joined(pool, alias->block->prev), *first = left ? left->far_end : alias;
+    gai_mapping *right = gai_block_joined(pool, alias->block->next), *last = right ? right->far_end : alias;
+    const gai_block *before = first->block->prev, *behind = last->block->next;
+    alias->joined = pool->plans;
+    first->far_end = last;
+    last->far_end = first;
+    first->joined_bytes = last->joined_bytes =
+        alias->bytes + (left ? left->joined_bytes : 0) + (right ? right->joined_bytes : 0);
+    *bytes = first->joined_bytes + (gai_block_is_own(pool, before, params) ? before->bytes : 0) +
+             (gai_block_is_own(pool, behind, params) ? behind->bytes : 0);
+    return first->block;
+}
+
+/* Finds the best plan without new bytes. The aliases join from the oldest on: the one that completes the first plan is
+   the newest of the best. 0: there is none, or too many aliases seemed to complete one. */
+static int gai_plan_returns(galloc_pool *pool, const gai_page_filter *filter, gai_plan *best)
+{
+    size_t rank = 0;
+    int tries = 0;
+    while (tries < GAI_PLAN_TRIES) {
+        gai_mapping *alias = gai_ranks_next_alias(&pool->ranks, &rank);
+        gai_block *first;
+        size_t bytes;
+        if (!alias) break;
+        if (alias->block->room || !gai_plan_holder(pool, alias->page, filter)) continue;
+        first = gai_alias_join(pool, alias, filter->params, &bytes);
+        if (bytes < filter->params->bytes) continue;
+        best->newest = alias->number;
+        gai_plan_in_gap(pool, first, alias->addr + alias->bytes, filter, best);
+        if (best->first) return 1;
+        tries++;
+    }
+    best->newest = 0;
+    return 0;
+}
+
 /* Finds the best plan over all gaps. */
-static int gai_plan_best(galloc_pool *pool, const gai_page_filter *filter, gai_plan *best)
+static void gai_plan_everywhere(galloc_pool *pool, const gai_page_filter *filter, gai_plan *best)
 {
     gai_block *hole;
     gai_mapping *mapping;
+    if (pool->noted_plan != pool->plans) gai_plan_note_pages(pool, filter);
+    for (hole = pool->holes; hole; hole = hole->next_bin)
+        if (gai_block_starts_gap(hole)) gai_plan_in_gap(pool, hole, UINTPTR_MAX, filter, best);
+    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
+        if (gai_block_starts_gap(mapping->block)) gai_plan_in_gap(pool, mapping->block, UINTPTR_MAX, filter, best);
+}
+
+/* Finds the best plan. A program that grows needs new bytes each time; one that repeats itself mostly none. For rooms
+   and for long-lived blocks age does not count. */
+static int gai_plan_best(galloc_pool *pool, const gai_page_filter *filter, gai_plan *best)
+{
+    int by_age = !filter->params->room && !filter->params->far;
     memset(best, 0, sizeof *best);
     pool->plans++;
-    gai_plan_note_pages(pool, filter);
-    for (hole = pool->holes; hole; hole = hole->next_bin)
-        if (gai_block_starts_gap(hole)) gai_plan_in_gap(pool, hole, filter, best);
-    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
-        if (gai_block_starts_gap(mapping->block)) gai_plan_in_gap(pool, mapping->block, filter, best);
+    if (!by_age || !pool->plans_return || !gai_plan_returns(pool, filter, best))
+        gai_plan_everywhere(pool, filter, best);
+    if (by_age) pool->plans_return = best->first && !gai_plan_created(best);
     return best->first != NULL;
 }
 
@@ -15830,6 +15987,28 @@ static int gai_check_stats(galloc_pool *pool, const gai_census *census)
     return broken + (stats.live.current > stats.allocated.current);
 }
 
+/* Checks the ranks of the mappings. `mappings`: those found elsewhere, fixed segments' included. */
+static int gai_check_ranks(const galloc_pool *pool, size_t mappings)
+{
+    const gai_ranks *ranks = &pool->ranks;
+    const gai_segment *segment;
+    const gai_mapping *mapping, *last = NULL;
+    size_t rank, found = 0, aliases = 0;
+    int broken = ranks->used > ranks->room;
+    for (rank = 1; rank < ranks->used; rank++) {
+        aliases += (ranks->aliases[rank / 64] & gai_rank_bit(rank)) != 0;
+        mapping = ranks->at[rank];
+        if (!mapping) continue;
+        broken += mapping->rank != rank || (last && last->number >= mapping->number);
+        last = mapping;
+        found++;
+    }
+    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer, aliases--)
+        broken += !(ranks->aliases[mapping->rank / 64] & gai_rank_bit(mapping->rank));
+    for (segment = pool->segments; segment; segment = segment->next) mappings -= segment->fixed != 0;
+    return broken + (aliases != 0) + (found != mappings && !pool->telling);
+}
+
 /* Checks the bytes taken by all pools of the device against the limits. Other pools may grow at the same time. */
 static int gai_check_budget(const galloc_pool *pool)
 {
@@ -15963,7 +16142,7 @@ static int gai_check_pool(galloc_pool *pool)
     broken += lost != pool->lost || leaving != pool->stats.leaving || parked != pool->parked || old != pool->stale;
     broken += pool->tuning.decided > GALLOC_DECISIONS;
     broken += gai_check_holes(pool, &census);
-    broken += gai_check_slabs(pool, &census);
+    broken += gai_check_slabs(pool, &census) + gai_check_ranks(pool, census.found.mappings);
     broken += pool->marks.promised != census.promised;
     broken += quarantined != pool->stats.quarantined;
     broken += outside != pool->outside;
@@ -17810,6 +17989,7 @@ static void gai_pool_free_host(galloc_pool *pool)
     gai_streams_end(pool);
     gai_slab_reset(&pool->blocks);
     gai_slab_reset(&pool->mappings);
+    gai_ranks_end(&pool->ranks);
     gai_slab_end(&pool->marks);
     gai_slab_end(&pool->pages);
     gai_slab_end(&pool->events);

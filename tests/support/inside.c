@@ -313,6 +313,7 @@ int inside_plan_is_best(galloc_pool *handle, unsigned long long id, size_t bytes
     gai_params params;
     gai_page_filter filter;
     gai_plan plan, best;
+    int is_best = 1;
     memset(&params, 0, sizeof params);
     params.bytes = params.requested = gai_up(bytes, GAI_UNIT);
     params.alignment = GAI_UNIT;
@@ -322,10 +323,15 @@ int inside_plan_is_best(galloc_pool *handle, unsigned long long id, size_t bytes
     filter.may_wait = may_wait;
     gai_lock_on(&pool->lock);
     inside_plan_everywhere(pool, &filter, &best);
-    (void)gai_plan_best(pool, &filter, &plan);
+    for (int returns = 0; returns < 2; returns++) { /* both ways of the search */
+        pool->plans_return = returns;
+        (void)gai_plan_best(pool, &filter, &plan);
+        is_best &= plan.first == best.first && plan.left == best.left && plan.right == best.right &&
+                   plan.hole == best.hole && plan.at == best.at && plan.end == best.end && plan.alias == best.alias &&
+                   plan.newest == best.newest;
+    }
     gai_lock_off(&pool->lock);
-    return plan.first == best.first && plan.left == best.left && plan.right == best.right && plan.hole == best.hole &&
-           plan.at == best.at && plan.end == best.end && plan.alias == best.alias && plan.newest == best.newest;
+    return is_best;
 }
 
 size_t inside_captures(galloc_pool *pool)
