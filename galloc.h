@@ -21250,11 +21250,12 @@ static int gai_override_is_queued(const void *ptr)
     return queued;
 }
 
-/* Waits until the driver has allocated what cudaMalloc returns. */
+/* Waits until the driver has allocated what cudaMalloc returns. After a sticky error nothing runs in the context any
+   more, and the block cannot be freed before the reset: the program gets it, and the error with its next call. */
 static cudaError_t gai_override_allocated(void **ptr)
 {
     CUresult result = gai_override_is_queued(*ptr) ? gai_override_await_legacy() : CUDA_SUCCESS;
-    if (!result) return cudaSuccess;
+    if (!result || gai_is_sticky(result)) return cudaSuccess;
     if (galloc_free(*ptr, cudaStreamLegacy)) (void)galloc_free(*ptr, cudaStreamLegacy); /* one call may have failed */
     *ptr = NULL;
     return gai_end("galloc_override_malloc", gai_driver_failed(result, "cuStreamSynchronize"));

@@ -426,6 +426,7 @@ typedef struct device {
     size_t limit;                  /* the most that the pool may hold */
     uint64_t peers;                /* bit mask of the devices that may use the memory, too */
     uint64_t allocations, frees;   /* that galloc served */
+    CUdeviceptr unfreed;           /* a block that nobody has: its context had failed when it was to be freed; or 0 */
     uint64_t orphans, waited;      /* times that work lost its stream; as many of them as a wait has covered */
     /* galloc's counters are reset when the program resets one of the default pool. From before: */
     uint64_t reserved_high, used_high; /* since the program's last reset of each */
@@ -555,6 +556,7 @@ static const char *make_pool(device *d)
 static CUresult make_quiet(device *d)
 {
     CUstream stream = NULL;
+    CUdeviceptr unfreed;
     unsigned long long id = 0;
     scope s;
     CUresult result = scope_enter(&s, d->context);
@@ -566,6 +568,8 @@ static CUresult make_quiet(device *d)
     if (cu.DeviceGetDefaultMemPool && cu.DeviceGetDefaultMemPool(&d->driver_pool, d->ordinal)) d->driver_pool = NULL;
     __atomic_store_n(&d->quiet, stream, __ATOMIC_RELAXED);
     __atomic_store_n(&d->context_id, id, __ATOMIC_RELEASE);
+    unfreed = __atomic_exchange_n(&d->unfreed, 0, __ATOMIC_RELAXED);
+    if (unfreed) (void)galloc_free((void *)(uintptr_t)unfreed, stream);
     return CUDA_SUCCESS;
 }
 
@@ -952,7 +956,8 @@ static CUresult take_for_all(device *d, CUdeviceptr *out, size_t bytes)
         scope_leave(&s);
     }
     if (result) {
-        (void)galloc_free((void *)(uintptr_t)p, quiet);
+        /* In a context that has failed no block can be freed before the reset. */
+        if (galloc_free((void *)(uintptr_t)p, quiet)) __atomic_store_n(&d->unfreed, p, __ATOMIC_RELAXED);
         return result;
     }
     *out = p;

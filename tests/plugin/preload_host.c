@@ -402,6 +402,27 @@ TEST(memory_of_another_backend)
     finish();
 }
 
+/* An earlier kernel's error comes to light while cuMemAlloc waits. The block that it took cannot be freed then, and is
+   after the reset. */
+TEST(an_error_that_ends_the_context_during_an_allocation)
+{
+    CUdeviceptr p;
+    size_t held;
+    begin(1);
+    OK(cu.Free(alloc(MiB)));
+    p = alloc(100 * MiB);
+    OK(cu.Free(p));
+    held = sim_physical(0);
+    sim_fail("cuStreamQuery", 1, 0, CUDA_ERROR_ILLEGAL_ADDRESS);
+    EXPECT_EQ(cu.Alloc(&p, 100 * MiB), CUDA_ERROR_ILLEGAL_ADDRESS);
+    sim_fail_clear();
+    OK(cu.Reset(0));
+    OK(cu.CtxSet(primary[0]));
+    OK(cu.Free(alloc(100 * MiB)));
+    EXPECT(sim_physical(0) <= held + 4 * MiB);
+    finish();
+}
+
 /* What the driver queues for new memory on the library's own stream is over when cuMemAlloc returns. That stream gets
    the handle of one that was destroyed, so that work can be queued there. */
 TEST(new_memory_is_settled)

@@ -769,4 +769,27 @@ TEST(the_driver_has_allocated_what_cudamalloc_returns)
     no_findings();
 }
 
+/* An earlier kernel's error comes to light while cudaMalloc waits. Nothing can be freed then, so the block is the
+   program's, which frees it after the reset. */
+TEST(an_error_that_ends_the_context_during_cudamalloc)
+{
+    start();
+    OK(galloc_shutdown());
+    setenv("GALLOC_CONF", "backend:cudaMallocAsync,log:off", 1);
+    void *p = alloc(MIB(1)), *q = NULL;
+    OK(cudaFree(p));
+    sim_fail("cuStreamSynchronize", 1, 0, cudaErrorIllegalAddress);
+    p = alloc(MIB(2));
+    EXPECT_EQ(cudaMalloc(&q, MIB(1)), cudaErrorIllegalAddress);
+    EXPECT(q == NULL);
+    EXPECT_EQ(cudaFree(p), cudaErrorIllegalAddress);
+    sim_fail_clear();
+    OK(cudaDeviceReset());
+    OK(cudaFree(p));
+    OK(galloc_shutdown());
+    unsetenv("GALLOC_CONF");
+    (void)cudaGetLastError();
+    no_findings();
+}
+
 TEST_MAIN()
