@@ -687,7 +687,8 @@ typedef struct galloc_step {
      usable_in_pages <= usable,  in_slots <= usable,  largest_usable <= usable - in_slots
      held + room <= limit, or held > limit and room == 0; equal but for a device_limit that pools share
    Bytes of the device, if device_known:
-     held + others_held + outside + device_free == device_total, but for changes while it is read */
+     held + others_held + outside + device_free == device_total, but for changes while it is read, and for what a
+     reset took of another pool that has not been called since */
 typedef struct galloc_report {
     galloc_pool *pool;       /* the pool; valid as long as the pool exists */
     int device;
@@ -1002,7 +1003,8 @@ GALLOC_API cudaError_t galloc_pool_set_limit(galloc_pool *pool, size_t bytes);
    leave the current device as it was. In the child of a fork that they make they must not return.
      on_oom     an allocation is about to fail, after all steps of ON RUNNING OUT. Return 1 to try all steps again,
                 after freeing memory, say: at most max_retries times for one allocation; or 0 to let it fail. It must
-                not free the block that a galloc_resize under way grows. Not called for requests that exceed what the
+                not free the block that a galloc_resize under way grows, nor begin or end a capture of the allocation's
+                stream. Not called for requests that exceed what the
                 pool may ever hold, nor for allocations within a callback
      on_reject  an allocation has failed at once (galloc_stats.rejections); not called within on_oom or on_reject
      on_map     [addr, addr + bytes) has memory from now on, and no block uses it yet; to register it with a network
@@ -2051,11 +2053,14 @@ static const char *gai_errno_words(int code)
     return "unknown reason";
 }
 
+#define GAI_NAME_SHOWN 300 /* bytes of a file's name in a message */
+
 /* Fails with the reason in words; the number tells what the table does not name. */
 static cudaError_t gai_file_failed(const char *name, const char *what, int code)
 {
-    return gai_fail(cudaErrorOperatingSystem, "%s cannot be %s: %s (errno %d)", name, what, gai_errno_words(code),
-                    code);
+    const char *rest = strlen(name) > GAI_NAME_SHOWN ? "..." : ""; /* so that the reason fits */
+    return gai_fail(cudaErrorOperatingSystem, "%.*s%s cannot be %s: %s (errno %d)", GAI_NAME_SHOWN, name, rest, what,
+                    gai_errno_words(code), code);
 }
 
 /* What stands under the name of a file to be written, and is no plain file, stays. */
@@ -12430,6 +12435,7 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, enum gai_borrowi
     filter.no_wait = how != GAI_BORROW_ALL;
     while ((other = gai_pool_visit(other, pool->budget)) != NULL) {
         gai_scope scope;
+        size_t held = gai_pool_held(other);
         if (other == pool || given >= wanted) continue;
         if (how == GAI_BORROW_ALL) {
             gai_lock_off(&pool->paging);
@@ -12443,6 +12449,7 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, enum gai_borrowi
             gai_thread.message_is_new = 0; /* an error there is not this pool's error */
         } else {
             int gives = how == GAI_BORROW_ALL || other->config.expandable_segments || other->variant.refresh;
+            given += gai_left(held, gai_pool_held(other)); /* a reset took it, and was noticed only now */
             gai_pool_poll(other);
             filter.wanted = gai_left(wanted, given);
             if (gives) given += gai_pool_release_by(other, &filter);

@@ -2651,4 +2651,26 @@ TEST(on_oom_may_ask_again_for_a_reserve)
     finish();
 }
 
+/* A reset took another pool's cudaMalloc memory, which fills the device_limit until that pool is looked at. */
+TEST(what_a_reset_took_from_another_pool_is_found_in_time)
+{
+    for (int limit = 0; limit < 3; limit++) {
+        begin();
+        galloc_config config = config_limit(GIB(1));
+        config.expandable_segments = 0;
+        config.device_limit = MIB(128);
+        galloc_pool *other = pool_new(&config);
+        config = config_limit(GIB(1));
+        config.wait_limit_ms = limit == 1 ? 0 : limit == 2 ? 1000 : config.wait_limit_ms;
+        galloc_pool *pool = pool_new(&config);
+        OK(galloc_free(get(other, MIB(100), 0), 0));
+        OK(cudaDeviceReset());
+        OK(cudaSetDevice(0));
+        OK(galloc_free(get(pool, MIB(60), 0), 0));
+        pool_end(pool);
+        pool_end(other);
+        finish();
+    }
+}
+
 TEST_MAIN()

@@ -623,6 +623,12 @@ TEST(files_by_their_names)
     EXPECT_EQ(galloc_snapshot_save(pool, path), cudaErrorOperatingSystem);
     EXPECT(strstr(galloc_last_message(), "galloc_snapshot_save") && strstr(galloc_last_message(), path));
     EXPECT(strstr(galloc_last_message(), ": no such folder (errno ") != NULL);
+    char *name = malloc(4001); /* too long for a message: the reason is there all the same */
+    memset(name, 'x', 4000);
+    name[4000] = 0;
+    EXPECT_EQ(galloc_snapshot_save(pool, name), cudaErrorOperatingSystem);
+    EXPECT(strstr(galloc_last_message(), "xxx... cannot be opened: ") && strstr(galloc_last_message(), "(errno "));
+    free(name);
     EXPECT_EQ(galloc_snapshot_save(pool, NULL), cudaErrorInvalidValue);
     EXPECT_EQ(galloc_snapshot_save(pool, ""), cudaErrorInvalidValue);
     /* A file that cannot be written to its end is removed. */
