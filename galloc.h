@@ -239,7 +239,7 @@
    ERRORS AND LOGGING
      All functions return cudaError_t, and a call that fails changes nothing. galloc_last_message gives the error in
      words, and the log gets a line (GALLOC_LOG, galloc_set_log, GALLOC_CONF=log:...); repeated lines are folded.
-     Resets: after an error that ends the context (an illegal address, for example) its pools refuse requests until
+     Resets: after an error that ends the context (an illegal address, for example) requests and frees fail until
      cudaDeviceReset, which galloc detects. Pools of other contexts go on, without what was freed on that one's streams
      until it has ended. Pages survive the reset, cudaMalloc segments do not. A block there counts until it is freed;
      once the driver hands out its addresses again they belong to the new block, and the old one counts as freed.
