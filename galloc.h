@@ -565,9 +565,9 @@ typedef struct galloc_pages {
      live <= allocated,  allocated + cached == reserved,  the bytes of all `pages` added up == reserved
    and while no call is under way:
      free_bytes + quarantined == cached
-   With stats:exact the peaks of live, allocated, cached and blocks are exact. With stats:fast they are exact while one
-   stream is in use, except for the rounding of blocks that its cache reuses; with several streams, or strategy:pooled,
-   they can miss blocks that the stream caches reused between two updates.
+   With stats:exact the peaks of live, allocated, cached and blocks are exact. With stats:fast that of cached can be too
+   low, and the others are exact while one stream is in use, except for the rounding of blocks that its cache reuses;
+   with several streams, or strategy:pooled, they can miss blocks that the stream caches reused between two updates.
    Each driver counter is exact by itself. A call that is under way in another thread may be in one counter and not yet
    in the next. Measuring a driver call takes two reads of the system's clock, about 50 ns; the cheapest of these calls
    takes 0.2 us, a call that makes a page 50 us. */
