@@ -658,15 +658,23 @@ inline void *allocate(galloc_pool *pool, std::size_t bytes, std::size_t alignmen
     return p;
 }
 
-/* Memory that any stream may use at once. Waits for what is left of the work that used it before. */
+/* Has the context failed for good? Then every call returns the error, and nothing runs any more. */
+inline bool has_failed(cudaError_t error) noexcept
+{
+    std::size_t unused = 0, total = 0;
+    return quietly([&] { return cudaMemGetInfo(&unused, &total); }) == error;
+}
+
+/* Memory that any stream may use at once. Waits for what is left of the work that used it before. In a context that has
+   failed the block cannot be freed before the reset: the program gets it, and the error with its next call. */
 inline void *allocate_sync(galloc_pool *pool, int device, std::size_t bytes, std::size_t alignment)
 {
     cudaStream_t stream = private_stream(device);
     void *p = allocate(pool, bytes, alignment, stream);
     cudaError_t code = wait_for(stream);
     if (code != cudaSuccess) {
-        give(p, stream);
-        check_cuda(code);
+        cudaError_t left = twice([=] { return galloc_free(p, stream); });
+        if (left == cudaSuccess || !has_failed(code)) check_cuda(code);
     }
     return p;
 }

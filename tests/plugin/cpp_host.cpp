@@ -1141,6 +1141,40 @@ TEST(a_memory_resource_without_streams)
     finish();
 }
 
+/* An earlier kernel's error comes to light while an allocation waits. Nothing can be freed then, so the block is the
+   program's, which frees it after the reset. */
+TEST(a_synchronous_allocation_in_a_context_that_fails_is_not_lost)
+{
+    begin();
+    {
+        galloc_stats stats = galloc_stats();
+        galloc::pool pool;
+        galloc::resource resource(pool.get());
+        resource.deallocate_sync(resource.allocate_sync(MiB(1), 256), MiB(1), 256);
+        sim_fail("cudaStreamSynchronize", 1, 0, cudaErrorIllegalAddress);
+        void *p = resource.allocate_sync(MiB(1), 256);
+        sim_fail_clear();
+        EXPECT_EQ(cudaDeviceReset(), cudaSuccess);
+        EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
+        resource.deallocate_sync(p, MiB(1), 256);
+        OK(galloc_pool_stats(pool.get(), &stats));
+        EXPECT_EQ(stats.blocks.current, 0u);
+        sim_fail("cudaStreamSynchronize", 1, 0, cudaErrorUnknown);
+        int caught = 0;
+        try {
+            resource.allocate_sync(MiB(1), 256);
+        } catch (const std::exception &) {
+            caught = 1;
+        }
+        EXPECT(caught);
+        sim_fail_clear();
+        OK(galloc_pool_stats(pool.get(), &stats));
+        EXPECT_EQ(stats.blocks.current, 0u);
+    }
+    (void)cudaGetLastError();
+    finish();
+}
+
 /* A reset ends the stream that synchronous functions use: the next call has a new one, in an old resource as in a new
    one, and so has a call that frees memory of before the reset. */
 TEST(a_memory_resource_outlives_a_reset_of_the_device)
