@@ -213,9 +213,10 @@
      Host waits: a host wait is a wait for your own queued work, and other threads that need the driver for this pool
      wait too. If that work depends on what one of these threads does next, the wait is a deadlock. wait_limit_ms bounds
      the host waits of one allocation to within 2 ms (not the time in which other threads use the driver). With it,
-     galloc polls events, and leaves out what it cannot bound: cudaFree of fixed segments, and waiting for the device
-     (so memory that a live stream freed after its last event is out of reach). throw_on_cudamalloc_oom fails a request
-     instead of any step that waits, queues a wait or returns memory; other backends still free blocks in the driver.
+     galloc polls events, and leaves out what it cannot bound: cudaFree of fixed segments, and waiting for the device.
+     So what a stream freed after its last event is out of reach, for good if it is destroyed without being retired.
+     throw_on_cudamalloc_oom fails a request instead of any step that waits, queues a wait or returns memory; other
+     backends still free blocks in the driver.
 
    ON THREADS
      Any thread may call any function at any time, on any stream. Calls that a stream cache serves take only the lock of
@@ -1060,7 +1061,8 @@ GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
 /* Sets peaks to the current values, and totals, counts and times to zero. */
 GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool);
 
-/* Reads the counters of torch.cuda.memory_stats; galloc_pool_stats_reset resets these as well.
+/* Reads the counters of torch.cuda.memory_stats; galloc_pool_stats_reset resets these as well. A segment that a reset
+   took counts until the pool makes another one or is trimmed.
      stats    receives the counters
      Returns  also cudaErrorNotSupported: the pool is not like:pytorch with expandable_segments:False */
 GALLOC_API cudaError_t galloc_pool_torch_stats(galloc_pool *pool, galloc_torch_stats *stats);
