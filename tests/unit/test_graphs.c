@@ -775,6 +775,41 @@ TEST(a_released_group_leaves_the_uses_of_other_streams)
     finish();
 }
 
+/* What two graphs freed after the same streams does not merge: each graph's memory comes back when that graph ends. */
+TEST(memory_of_two_graphs_is_not_one_block)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new(), both[2] = {s, t};
+    galloc_pool *pool = pool_new(NULL);
+    cudaGraph_t graph[2];
+    void *p[2], *other = get(pool, 1000, s);
+    OK(galloc_pool_reserve(pool, MIB(32)));
+    for (int i = 0; i < 2; i++) {
+        capture_begin(s);
+        p[i] = get_block(pool, s, 1);
+        order(s, t);
+        look(t, p[i], BLOCK, 1);
+        OK(galloc_free_after(p[i], both, 2));
+        order(t, s);
+        graph[i] = capture_end(s);
+    }
+    EXPECT_EQ((char *)p[1] - (char *)p[0], BLOCK);
+    for (int i = 0; i < 2; i++) {
+        EXPECT(info_of(p[i]).base == p[i]);
+        EXPECT_EQ(info_of(p[i]).usable, BLOCK);
+    }
+    EXPECT_EQ(stats_of(pool).graph_bytes, 2 * BLOCK);
+    OK(cudaGraphDestroy(graph[0]));
+    OK(galloc_free(get(pool, 1000, s), s)); /* the pool learns that the graph has ended */
+    EXPECT_EQ(stats_of(pool).graph_bytes, BLOCK);
+    OK(cudaGraphDestroy(graph[1]));
+    OK(galloc_free(other, s));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* A capture that is under way joins a group: its free blocks meet those of the group's graphs from then on. */
 TEST(free_blocks_meet_when_their_capture_joins_a_group)
 {
