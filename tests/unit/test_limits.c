@@ -1136,6 +1136,27 @@ TEST(a_collection_gives_back_no_more_than_is_due)
     finish();
 }
 
+/* A page that is larger than what is due goes too. Otherwise a pool with large pages would stay above the threshold. */
+TEST(a_page_larger_than_what_is_due_is_collected)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_limit(MIB(250));
+    config.gc_threshold = 0.5;
+    config.growth = MIB(64);
+    galloc_pool *pool = pool_new(&config);
+    void *p[2], *keep = get(pool, MIB(3), t);
+    for (int i = 0; i < 2; i++) p[i] = get(pool, MIB(60), s);
+    for (int i = 0; i < 2; i++) OK(galloc_free(p[i], s));
+    EXPECT(held(pool) > MIB(125));
+    OK(cudaDeviceSynchronize());
+    pass_frees(pool, 200, s);
+    EXPECT(held(pool) <= MIB(125));
+    OK(galloc_free(keep, t));
+    pool_end(pool);
+    finish();
+}
+
 /* Memory that was just created is young, though it was never used, and no free came since the last sample of time. */
 TEST(what_was_just_reserved_is_no_idle_memory)
 {
