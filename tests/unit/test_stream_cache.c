@@ -892,6 +892,32 @@ TEST(lane_bytes_is_what_a_cache_holds)
     }
 }
 
+/* With several streams too, lane_bytes 0 means that there are no caches: each free goes to the pool. */
+TEST(without_lane_bytes_no_stream_has_a_cache)
+{
+    for (int check = 0; check < 2; check++) {
+        begin_still();
+        cudaStream_t s[2] = {stream_new(), stream_new()};
+        galloc_config config = galloc_config_default();
+        config.lane_bytes = 0;
+        config.stream_check = check;
+        galloc_pool *pool = pool_new(&config);
+        void *p[2][2];
+        for (int i = 0; i < 4; i++) p[i / 2][i % 2] = get(pool, KIB(64), s[i / 2]);
+        for (int i = 0; i < 4; i++) {
+            OK(galloc_free(p[i / 2][i % 2], s[i / 2]));
+            EXPECT_EQ(kept_of(pool, s[i / 2]).blocks, 0);
+            EXPECT_EQ(kept_of(pool, s[i / 2]).bytes, 0);
+        }
+        pool_end(pool);
+        for (int i = 0; i < 2; i++) {
+            if (!check) OK(galloc_stream_retire(s[i]));
+            stream_end(s[i]);
+        }
+        finish();
+    }
+}
+
 TEST(large_blocks_are_served_by_a_cache_that_may_hold_them)
 {
     for (int check = 0; check < 2; check++) {
