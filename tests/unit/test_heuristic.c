@@ -106,6 +106,29 @@ TEST(a_program_that_only_grows_gets_larger_pages)
     finish();
 }
 
+/* However much the program holds, the strategy decides for pages of at most 256 MiB. */
+TEST(pages_grow_to_at_most_256_mib)
+{
+    static void *block[BLOCKS];
+    sim_options options = sim_defaults();
+    options.memory = GIB(400);
+    galloc_config config = heuristic();
+    galloc_decision list[GALLOC_DECISIONS];
+    begin_with(options);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(&config);
+    int n = load(pool, block, GIB(1) + MIB(3), GIB(150), s), count = decisions_of(pool, list);
+    EXPECT(count > 0);
+    for (int i = 0; i < count; i++) EXPECT(list[i].growth <= MIB(256));
+    EXPECT_EQ(config_of(pool).growth, MIB(256));
+    galloc_stats stats = stats_of(pool);
+    for (int i = 0; i < GALLOC_PAGE_SIZES; i++) EXPECT(stats.pages[i].bytes <= stats.pages[i].count * MIB(256));
+    unload(block, n, s);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(pages_are_small_again_once_blocks_come_and_go)
 {
     static void *block[BLOCKS];
