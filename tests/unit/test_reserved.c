@@ -184,6 +184,24 @@ TEST(a_cut_makes_sure_of_twice_the_marks)
     finish();
 }
 
+/* Twelve streams use a block. A shrink within a unit marks for all of them what it cuts off, and what it leaves. */
+TEST(a_shrink_makes_sure_of_twice_the_uses)
+{
+    cudaStream_t s[STREAMS];
+    begin_still();
+    galloc_pool *pool = pool_limited(24 * PAGE);
+    for (int i = 0; i < STREAMS; i++) s[i] = stream_new();
+    void *p = get(pool, PAGE + 300, s[0]);
+    for (int i = 1; i < STREAMS; i++) OK(galloc_record_stream(p, s[i]));
+    inside_drain_all(pool);
+    OK(galloc_resize(p, PAGE / 2 + 100, s[0]));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(p, s[0]));
+    pool_end(pool);
+    for (int i = 0; i < STREAMS; i++) stream_end(s[i]);
+    finish();
+}
+
 enum { BEFORE, BEHIND, GROWTH, PLACES };
 
 /* A free block before or behind a hole, freed in eight parts, each with an event of its own; then a request that takes
