@@ -2248,6 +2248,36 @@ static void churn(play *p, long operations)
     EXPECT_EQ(stats.addresses, sim_addresses());
 }
 
+/* A room takes all of a reserved range, in which pages have left their addresses. These are unmapped before more are
+   reserved. */
+TEST(old_addresses_make_way_before_more_are_reserved)
+{
+    sim_options options = sim_defaults();
+    options.pace = SIM_PACE_PROMPT;
+    options.memory = MIB(512); /* 1 GiB of addresses is reserved at a time */
+    begin_with(options);
+    galloc_config config = config_limit(MIB(64));
+    config.overhead = 0;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *keep = get(pool, MIB(2), s); /* so that no two rooms in a row have one place */
+    long reserved = 0;
+    for (int i = 0; i < 10; i++) {
+        void *kept = keep;
+        OK(galloc_free(get_growable(pool, MIB(62), GIB(1), s), s));
+        if (i == 1) reserved = sim_calls("cuMemAddressReserve");
+        keep = get(pool, MIB(2), s);
+        OK(galloc_free(kept, s));
+    }
+    EXPECT(stats_of(pool).moves > 200);
+    EXPECT_EQ(sim_calls("cuMemAddressReserve"), reserved);
+    OK(galloc_free(keep, s));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(addresses_are_used_again)
 {
     static const struct {
