@@ -418,6 +418,17 @@ size_t inside_list_holes(galloc_pool *handle, int on)
     return n;
 }
 
+int inside_list_newest(galloc_pool *pool, int on)
+{
+    static gai_block *kept;
+    gai_set *set = &inside_pool(pool)->common;
+    while (set && (!set->oldest || !set->oldest->newer)) set = set->next;
+    if (!set) return 0;
+    if (!on) kept = set->newest;
+    set->newest = on ? kept : set->oldest;
+    return 1;
+}
+
 /* What is taken stays in its chunk. */
 static void inside_drain_to(gai_slab *slab, size_t spare)
 {

@@ -784,6 +784,28 @@ TEST(the_check_counts_holes)
     finish();
 }
 
+/* Behind a wrong end of the list by age, blocks that are freed would be lost to it. */
+TEST(the_check_sees_where_the_list_by_age_ends)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p[4];
+    for (int i = 0; i < 4; i++) p[i] = get(pool, MIB(3), s);
+    OK(galloc_free(p[0], s));
+    OK(galloc_free(p[2], s));
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* the stream's cache is emptied */
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    EXPECT(inside_list_newest(pool, 0));
+    EXPECT_EQ(galloc_pool_check(pool), 1);
+    EXPECT(inside_list_newest(pool, 1));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(p[1], s));
+    OK(galloc_free(p[3], s));
+    pool_end(pool);
+    finish();
+}
+
 /* A mark that is empty, begins before its block, ends behind it, or covers bytes of another mark of its stream. */
 TEST(the_check_sees_marks_out_of_bounds)
 {
