@@ -1608,6 +1608,33 @@ TEST(steps_that_do_not_apply_are_left_out)
     finish();
 }
 
+/* Waits that gained too little were made. The search for memory after them leaves some ways out: segments are fixed,
+   and cudaFree may take longer than the limit. */
+TEST(waits_that_gain_too_little_are_not_left_out)
+{
+    begin_still();
+    galloc_config config = config_fixed();
+    config.memory_limit = MIB(64);
+    config.wait_limit_ms = 2000;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *keep = get(pool, MIB(20), t), *p = get_used(pool, MIB(20), s, 1);
+    OK(galloc_free(p, s));
+    queries_until_done = 10;
+    sim_hook(NULL, done_after_some_queries);
+    expect_refused(pool, MIB(50), t);
+    sim_hook(NULL, NULL);
+    EXPECT(sim_stream_done(s));
+    galloc_report r = report_of_failure();
+    EXPECT(!step_of(&r, "make the stream wait")->left_out);
+    EXPECT(!step_of(&r, "wait on the host for events")->left_out);
+    OK(galloc_free(keep, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* Bytes that two streams used, and parts of blocks, are counted once. */
 TEST(bytes_of_several_streams_are_counted_once)
 {
