@@ -701,6 +701,34 @@ TEST(annotations_are_bounded_and_escaped)
     finish();
 }
 
+/* An annotation in the place of a block's entry has nothing of that: neither its tag nor its size. */
+TEST(an_annotation_has_nothing_of_what_it_overwrites)
+{
+    galloc_config config = config_limit(GIB(1));
+    config.history = 4;
+    begin();
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < 4; i++) {
+        galloc_request request = {.bytes = 1000, .tag = 77, .pool = pool};
+        void *p = NULL;
+        OK(galloc_alloc(&p, &request));
+        OK(galloc_free(p, NULL));
+    }
+    value *v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    EXPECT_EQ(number_of(event_named(v, "alloc"), "tag"), 77);
+    value_free(v);
+    for (int i = 0; i < 4; i++) OK(galloc_annotate("step"));
+    v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    EXPECT_EQ(events_named(v, "annotate"), 3); /* the snapshot is an entry too */
+    for (const value *e = events_of(v)->first; e; e = e->next) {
+        EXPECT(!value_of(e, "tag"));
+        EXPECT_EQ(number_of(e, "size"), 0);
+    }
+    value_free(v);
+    pool_end(pool);
+    finish();
+}
+
 /* The pools of a device share one trace, in the order of their times. */
 TEST(pools_of_a_device_have_one_trace)
 {
