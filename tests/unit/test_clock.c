@@ -36,4 +36,30 @@ TEST(a_second_snapshot_has_the_same_times)
     finish();
 }
 
+/* Each entry is converted once, also where the ring has been overwritten more than once since the last snapshot. */
+TEST(the_times_of_an_overwritten_history_are_times_of_day)
+{
+    galloc_config config = config_limit(GIB(1));
+    config.history = 100;
+    begin();
+    galloc_pool *pool = pool_new(&config);
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < 120; i++) {
+            OK(galloc_free(get(pool, 1000, NULL), NULL));
+            usleep(100);
+        }
+        value *v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+        uint64_t now = (uint64_t)time(NULL) * 1000000, before = 0;
+        EXPECT(value_count(events_of(v)) >= 100);
+        for (const value *e = events_of(v)->first; e; e = e->next) {
+            uint64_t at = number_of(e, "time_us");
+            EXPECT(at >= before && at > now - 60000000 && at < now + 60000000);
+            before = at;
+        }
+        value_free(v);
+    }
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()
