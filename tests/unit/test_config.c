@@ -171,6 +171,17 @@ TEST(fractions_come_back_as_they_were_written)
     }
 }
 
+/* Digits after the sixth behind the point do not count, nor do they make a fraction too large. */
+TEST(fractions_have_six_digits)
+{
+    galloc_config config = parsed("overhead:0.0200009,gc_threshold:0.9999999,per_process_memory_fraction:1.0000009");
+    EXPECT(config.overhead == 0.02);
+    EXPECT(config.gc_threshold == 0.999999);
+    EXPECT(config.per_process_memory_fraction == 1);
+    config = parsed("overhead:0.00000099999999999999999999999999999999999999999999");
+    EXPECT(config.overhead == 0);
+}
+
 TEST(values_reach_the_members)
 {
     galloc_config c = parsed("like:pytorch,backend:cudaMallocAsync,strategy:pooled,expandable_segments:True,"
