@@ -371,6 +371,35 @@ TEST(all_pools_of_the_process)
     finish();
 }
 
+/* The default pool is number 0. The others have numbers of their own from 1 on. */
+TEST(each_pool_has_a_number_of_its_own)
+{
+    enum { POOLS = 4 };
+    galloc_pool *pool[POOLS] = {NULL};
+    void *p[POOLS];
+    int seen[POOLS] = {0};
+    begin();
+    for (int i = 0; i < POOLS; i++) {
+        if (i != 1) pool[i] = pool_new(NULL);
+        if (pool[i]) p[i] = get(pool[i], MIB(1), NULL);
+        else OK(galloc_malloc(&p[i], MIB(1), NULL));
+    }
+    value *json = snapshot(NULL, GALLOC_SNAPSHOT_JSON);
+    EXPECT_EQ(value_count(value_of(json, "segments")), POOLS);
+    for (const value *v = value_of(json, "segments")->first; v; v = v->next) {
+        uint64_t number = value_of(v, "segment_pool_id")->first->next->number;
+        if (EXPECT(number < POOLS)) seen[number]++;
+        EXPECT_EQ(number == 0, number_of(value_of(v, "blocks")->first, "address") == (uintptr_t)p[1]);
+    }
+    for (int i = 0; i < POOLS; i++) EXPECT_EQ(seen[i], 1);
+    value_free(json);
+    for (int i = 0; i < POOLS; i++) {
+        OK(galloc_free(p[i], NULL));
+        if (pool[i]) pool_end(pool[i]);
+    }
+    finish();
+}
+
 TEST(segments_name_their_device)
 {
     galloc_pool *pools[2];
