@@ -542,6 +542,71 @@ TEST(per_thread_streams_of_two_devices_in_one_capture_are_two)
     }
 }
 
+typedef struct joining {
+    galloc_pool *pool;
+    cudaEvent_t fork, done;
+    int way; /* so many nodes lie between the fork and the allocation */
+    void *ptr;
+} joining;
+
+/* Captures the thread's default stream of device 1, then that of device 0, which joins a capture. */
+static void *joins_a_capture(void *arg)
+{
+    joining *j = arg;
+    cudaStream_t own = cudaStreamPerThread;
+    cudaGraph_t graph = NULL;
+    void *p = NULL;
+    (void)primary(1);
+    OK(cudaStreamBeginCapture(own, cudaStreamCaptureModeRelaxed));
+    OK(galloc_malloc(&p, 1000, own));
+    OK(galloc_free(p, own));
+    OK(cudaStreamEndCapture(own, &graph));
+    OK(cudaGraphDestroy(graph));
+    (void)primary(0);
+    OK(cudaStreamWaitEvent(own, j->fork, 0));
+    for (int i = 0; i < j->way; i++) OK(sim_launch(own, NULL, 0));
+    j->ptr = get_used(j->pool, MIB(9), own, (uint64_t)j->way + 1);
+    OK(galloc_free(j->ptr, own));
+    OK(cudaEventRecord(j->done, own));
+    return NULL;
+}
+
+/* So have two threads, in each context. Nothing orders what one of them freed before the other one's work. */
+TEST(per_thread_streams_of_two_threads_in_a_second_context_are_two)
+{
+    joining j[2] = {{.way = 0}, {.way = 700}};
+    cudaEvent_t fork = NULL;
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t instance = NULL;
+    begin_devices(2, SIM_PACE_STILL);
+    galloc_pool *pool = pool_of("", 0);
+    cudaStream_t s = stream_new();
+    OK(cudaEventCreate(&fork));
+    for (int i = 0; i < 2; i++) OK(cudaEventCreate(&j[i].done));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    OK(cudaEventRecord(fork, s));
+    for (int i = 0; i < 2; i++) {
+        pthread_t thread;
+        j[i].pool = pool;
+        j[i].fork = fork;
+        EXPECT_EQ(pthread_create(&thread, NULL, joins_a_capture, &j[i]), 0);
+        EXPECT_EQ(pthread_join(thread, NULL), 0);
+        OK(cudaStreamWaitEvent(s, j[i].done, 0));
+    }
+    EXPECT(j[0].ptr != j[1].ptr);
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphInstantiate(&instance, graph, 0));
+    OK(cudaGraphLaunch(instance, s));
+    OK(cudaDeviceSynchronize());
+    OK(cudaGraphExecDestroy(instance));
+    OK(cudaGraphDestroy(graph));
+    OK(cudaEventDestroy(fork));
+    for (int i = 0; i < 2; i++) OK(cudaEventDestroy(j[i].done));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* At its limit a pool looks in the graph for what the stream follows: the one that the program named, not the default
    stream of the pool's context, which the pool has made current. */
 TEST(a_per_thread_stream_of_another_device_follows_what_it_waited_for)
