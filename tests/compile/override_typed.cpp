@@ -7,6 +7,21 @@
 
 #include "override.h"
 
+// With a pool of CUDA's own the memory is CUDA's.
+static bool pools_of_cuda()
+{
+    cudaMemPool_t pool = nullptr;
+    galloc_pointer info;
+    float *f = nullptr;
+    void *v = nullptr;
+    bool ok = cudaDeviceGetDefaultMemPool(&pool, 0) == cudaSuccess;
+    ok = ok && cudaMallocAsync(&f, 800, pool, nullptr) == cudaSuccess && f;
+    ok = ok && cudaMallocAsync(&v, 800, pool, nullptr) == cudaSuccess && v;
+    ok = ok && galloc_pointer_info(f, &info) == cudaSuccess && info.state == GALLOC_STATE_FOREIGN;
+    ok = ok && galloc_pointer_info(v, &info) == cudaSuccess && info.state == GALLOC_STATE_FOREIGN;
+    return ok && cudaFreeAsync(f, nullptr) == cudaSuccess && cudaFreeAsync(v, nullptr) == cudaSuccess;
+}
+
 int override_use_typed()
 {
     float *f = nullptr;
@@ -17,5 +32,5 @@ int override_use_typed()
     ok = ok && cudaMallocAsync(&d, 800, nullptr) == cudaSuccess && d;
     ok = ok && ::cudaFree(f) == cudaSuccess && cudaFree(v) == cudaSuccess && cudaFreeAsync(d, nullptr) == cudaSuccess;
     ok = ok && cudaMalloc(&f, ~static_cast<size_t>(0)) == cudaErrorMemoryAllocation && !f;
-    return ok ? 0 : 1;
+    return ok && pools_of_cuda() ? 0 : 1;
 }

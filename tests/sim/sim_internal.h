@@ -65,7 +65,8 @@ enum {
     X(cudaDriverGetVersion, F_ALWAYS, 33) X(cudaRuntimeGetVersion, F_ALWAYS, 33) \
     X(cudaDeviceCanAccessPeer, 0, 100) X(cudaDeviceEnablePeerAccess, F_CTX, 1000) \
     X(cudaMalloc, F_CTX | F_LOOK, 0) X(cudaFree, F_CTX | F_LOOK, 0) X(cudaMemGetInfo, F_CTX, 6300) \
-    X(cudaMallocAsync, F_CTX, 600) X(cudaFreeAsync, F_CTX, 600) X(cudaDeviceGetDefaultMemPool, 0, 100) \
+    X(cudaMallocAsync, F_CTX, 600) X(cudaMallocFromPoolAsync, F_CTX, 600) X(cudaFreeAsync, F_CTX, 600) \
+    X(cudaDeviceGetDefaultMemPool, 0, 100) \
     X(cudaMemPoolSetAttribute, 0, 100) X(cudaMemPoolGetAttribute, 0, 100) X(cudaMemPoolTrimTo, 0, 1000) \
     X(cudaMallocHost, F_CTX | F_LOOK, 600000) X(cudaHostAlloc, F_CTX | F_LOOK, 600000) \
     X(cudaFreeHost, F_CTX | F_LOOK, 10000) X(cudaHostGetDevicePointer, F_CTX, 50) \

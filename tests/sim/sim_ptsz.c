@@ -110,6 +110,7 @@ PTSZ(cudaMemcpyAsync, (void *to, const void *from, size_t n, enum cudaMemcpyKind
      (to, from, n, kind, own(s)))
 PTSZ(cudaMemsetAsync, (void *to, int value, size_t n, cudaStream_t s), (to, value, n, own(s)))
 PTSZ(cudaMallocAsync, (void **p, size_t n, cudaStream_t s), (p, n, own(s)))
+PTSZ(cudaMallocFromPoolAsync, (void **p, size_t n, cudaMemPool_t pool, cudaStream_t s), (p, n, pool, own(s)))
 PTSZ(cudaFreeAsync, (void *p, cudaStream_t s), (p, own(s)))
 PTSZ(cudaGraphLaunch, (cudaGraphExec_t x, cudaStream_t s), (x, own(s)))
 PTSZ(cudaMemcpy2DAsync,

@@ -119,10 +119,10 @@ static int malloc_into(void **out, size_t bytes) {
     return error;
 }
 
-static int malloc_async_into(void **out, size_t bytes, CUstream stream) {
+static int malloc_async_into(void **out, size_t bytes, cudaMemPool_t pool, CUstream stream) {
     uint64_t address = 0;
     if (!out) return E_VALUE;
-    int error = bytes ? sm_malloc_async(&address, bytes, NULL, stream) : 0;
+    int error = bytes ? sm_malloc_async(&address, bytes, pool, stream) : 0;
     if (!error) *out = (void *)(uintptr_t)address;
     return error;
 }
@@ -141,7 +141,11 @@ cudaError_t CUDARTAPI cudaMemGetInfo(size_t *left, size_t *total) {
 }
 
 cudaError_t CUDARTAPI cudaMallocAsync(void **p, size_t bytes, cudaStream_t stream) {
-    SM_RUNTIME(cudaMallocAsync, malloc_async_into(p, bytes, stream));
+    SM_RUNTIME(cudaMallocAsync, malloc_async_into(p, bytes, NULL, stream));
+}
+
+cudaError_t CUDARTAPI cudaMallocFromPoolAsync(void **p, size_t bytes, cudaMemPool_t pool, cudaStream_t stream) {
+    SM_RUNTIME(cudaMallocFromPoolAsync, pool ? malloc_async_into(p, bytes, pool, stream) : E_VALUE);
 }
 
 cudaError_t CUDARTAPI cudaFreeAsync(void *p, cudaStream_t stream) {

@@ -469,6 +469,10 @@ TEST(the_default_pool_keeps_what_its_threshold_says)
     OK(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &held));
     EXPECT_EQ(held, PAGE);
     OK(cudaFreeAsync(q, s));
+    EXPECT_EQ(cudaMallocFromPoolAsync(&q, PAGE, NULL, s), cudaErrorInvalidValue);
+    OK(cudaMallocFromPoolAsync(&q, PAGE, pool, s));
+    EXPECT(q == p);
+    OK(cudaFreeAsync(q, s));
     OK(cudaStreamSynchronize(s));
     OK(cudaMemPoolTrimTo(pool, 0));
     EXPECT_EQ(sim_physical(0), 0);

@@ -21,6 +21,7 @@
 #define cudaMemcpyAsync cudaMemcpyAsync_ptsz
 #define cudaMemsetAsync cudaMemsetAsync_ptsz
 #define cudaMallocAsync cudaMallocAsync_ptsz
+#define cudaMallocFromPoolAsync cudaMallocFromPoolAsync_ptsz
 #define cudaFreeAsync cudaFreeAsync_ptsz
 #define cudaGraphLaunch cudaGraphLaunch_ptsz
 #define cudaGraphUpload cudaGraphUpload_ptsz
@@ -407,6 +408,7 @@ cudaError_t CUDARTAPI cudaDeviceGetStreamPriorityRange(int *leastPriority, int *
 cudaError_t CUDARTAPI cudaMalloc(void **devPtr, size_t size);
 cudaError_t CUDARTAPI cudaFree(void *devPtr);
 cudaError_t CUDARTAPI cudaMallocAsync(void **devPtr, size_t size, cudaStream_t hStream);
+cudaError_t CUDARTAPI cudaMallocFromPoolAsync(void **ptr, size_t size, cudaMemPool_t memPool, cudaStream_t stream);
 cudaError_t CUDARTAPI cudaFreeAsync(void *devPtr, cudaStream_t hStream);
 cudaError_t CUDARTAPI cudaDeviceGetDefaultMemPool(cudaMemPool_t *memPool, int device);
 cudaError_t CUDARTAPI cudaMemPoolSetAttribute(cudaMemPool_t memPool, enum cudaMemPoolAttr attr, void *value);
