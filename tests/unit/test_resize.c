@@ -780,6 +780,38 @@ TEST(what_is_cut_off_is_marked)
     }
 }
 
+/* S cut off what it had used, grew again by a part of that, and cut off more. T frees the rest. U is given the end, but
+   not before S's work there. */
+TEST(a_second_cut_keeps_what_lies_beyond_it)
+{
+    begin_still();
+    galloc_pool *pool = pool_limited(MIB(2));
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_request request = {0};
+    void *q = NULL;
+    char *p = get_growable(pool, MIB(2), MIB(2), s);
+    put(s, p + KIB(1792), KIB(256), 1);
+    OK(galloc_resize(p, KIB(1536), s));
+    OK(galloc_resize(p, KIB(1792), s));
+    OK(galloc_resize(p, KIB(1024), s));
+    OK(galloc_free(p, t));
+    request.bytes = KIB(256);
+    request.lifetime = GALLOC_LIFETIME_LONG; /* at the end */
+    request.stream = u;
+    request.pool = pool;
+    OK(galloc_alloc(&q, &request));
+    EXPECT(q == p + KIB(1792));
+    put(u, q, KIB(256), 2);
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    OK(galloc_free(q, u));
+    sim_run(-1);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    stream_end(u);
+    finish();
+}
+
 /* A block is never cut within a unit of 512 bytes, and with strategy:pooled within a slot. So after T has cut off what
    T's work still uses, and S has freed the rest, the block is as long as before. S does not get all of it yet. */
 TEST(what_another_stream_cut_off_within_a_unit_is_not_the_owners)
