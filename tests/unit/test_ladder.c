@@ -1664,6 +1664,34 @@ TEST(bytes_of_several_streams_are_counted_once)
     finish();
 }
 
+/* A block of which another stream still uses the beginning is usable from there on. */
+TEST(the_largest_usable_piece_begins_behind_what_is_in_use)
+{
+    galloc_config config = config_limit(MIB(2));
+    begin_still();
+    config.reuse = GALLOC_REUSE_COMPLETED;
+    config.wait_limit_ms = 0;
+    config.stats_exact = 1; /* what is freed merges at once */
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    OK(galloc_pool_reserve(pool, MIB(2)));
+    void *p = get_used(pool, KIB(1280), s, 1);
+    OK(galloc_free(p, s));
+    expect_refused(pool, KIB(1024), t);
+    galloc_report r = report_of_failure();
+    expect_sums(&r);
+    EXPECT_EQ(r.usable, KIB(768));
+    EXPECT_EQ(r.largest_usable, KIB(768));
+    EXPECT_EQ(r.stranded, KIB(1280));
+    void *q = get(pool, r.largest_usable, t);
+    EXPECT_EQ((char *)q - (char *)p, KIB(1280));
+    OK(galloc_free(q, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* Where the pool's limit is the cause, it does not matter who else holds the device's memory. */
 TEST(a_limit_that_is_the_cause_is_the_only_one)
 {
