@@ -506,6 +506,44 @@ TEST(a_free_after_the_device_was_waited_for_is_nobodys)
     }
 }
 
+/* A call of the stream confirms what it freed, also while all devices are waited for because nobody had: one block
+   serves the call, and the other is not lost. */
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream;
+    void *p;
+} within_wait;
+
+static void get_within_the_wait(const char *function)
+{
+    if (within_wait.p || strcmp(function, "cuMemFreeHost")) return;
+    within_wait.p = get(within_wait.pool, KIB(64), within_wait.stream);
+}
+
+TEST(a_call_confirms_frees_while_the_device_is_waited_for)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, KIB(64), s), *q = get(pool, KIB(32), s);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    EXPECT_EQ(kept_of(pool, s).fresh_blocks, 2);
+    memset(&within_wait, 0, sizeof within_wait);
+    within_wait.pool = pool;
+    within_wait.stream = s;
+    sim_hook(get_within_the_wait, NULL);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    sim_hook(NULL, NULL);
+    EXPECT(within_wait.p == p);
+    OK(galloc_free(p, s));
+    EXPECT(get(pool, KIB(32), s) == q);
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* The same on another device: that is waited for as well. */
 TEST(a_handle_may_come_back_on_another_device)
 {
