@@ -595,6 +595,39 @@ TEST(pages_move_on_from_old_range_to_old_range)
     heap_close(&h);
 }
 
+/* Each two of the pages are joined once, at a place of their own. What they leave there stays below 8 times the memory
+   held. */
+TEST(old_ranges_stay_below_a_multiple_of_the_heap)
+{
+    enum { PAGES = 14 };
+    sim_options options = sim_defaults();
+    options.pace = SIM_PACE_PROMPT;
+    begin_with(options);
+    galloc_config config = frugal(PAGES * PAGE, ALL);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *p[PAGES];
+    size_t most = 0;
+    for (int i = 0; i < PAGES; i++) p[i] = get(pool, PAGE, s);
+    for (int step = 1; step < PAGES; step++) {
+        for (int i = 0; i < PAGES; i++) {
+            int other = (i + step) % PAGES;
+            OK(galloc_free(p[i], s));
+            OK(galloc_free(p[other], s));
+            OK(galloc_free(get(pool, 2 * PAGE, s), s));
+            p[i] = get(pool, PAGE, s);
+            p[other] = get(pool, PAGE, s);
+            most = larger(most, stats_of(pool).leaving);
+        }
+    }
+    EXPECT(most >= 8 * PAGES * (size_t)PAGE);       /* the bound was reached */
+    EXPECT(most <= (8 * PAGES + 2) * (size_t)PAGE); /* beyond it only what the last move left */
+    for (int i = 0; i < PAGES; i++) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* Trim gives back what it may: it waits for the device, then old ranges and pages go, and none before its time. */
 TEST(trim_and_destroy_while_old_ranges_leave)
 {
@@ -2181,6 +2214,27 @@ TEST(own_pages_that_cannot_move_leave_other_memory_to_the_request)
     sim_hook(NULL, NULL);
     for (int i = 0; i < 2; i++) OK(galloc_free(of_t[i], t));
     give_back_all(pool, p, PIECES + 1, s);
+    finish();
+}
+
+/* The same streams: memory that is made ready is for no stream, so what is common already counts. */
+TEST(reserve_finds_common_memory_while_streams_are_kept_apart)
+{
+    begin_still();
+    galloc_config config = apart();
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *of_t[2] = {get(pool, 512, t)};
+    OK(galloc_free(get_used(pool, MIB(8), s, 1), s));
+    void *p = get(pool, 512, s);    /* the event is recorded */
+    of_t[1] = get(pool, MIB(6), t); /* of new pages: from here on the streams are kept apart */
+    OK(galloc_pool_reserve(pool, MIB(4)));
+    galloc_stats before = stats_of(pool);
+    OK(galloc_pool_reserve(pool, MIB(4)));
+    EXPECT_EQ(stats_of(pool).reserved.current, before.reserved.current);
+    EXPECT_EQ(stats_of(pool).moves, before.moves);
+    for (int i = 0; i < 2; i++) OK(galloc_free(of_t[i], t));
+    give_back_all(pool, &p, 1, s);
     finish();
 }
 
