@@ -916,6 +916,24 @@ TEST(without_growth_pages_have_at_most_256_mib)
     finish();
 }
 
+/* Under a limit every page counts: a heap of much less than 4 GiB has none above 2 MiB. */
+TEST(under_a_limit_pages_are_small)
+{
+    enum { BLOCKS = 60 };
+    for (int limited = 0; limited < 2; limited++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_limited(limited ? GIB(1) : SIZE_MAX);
+        void *p[BLOCKS];
+        for (int i = 0; i < BLOCKS; i++) p[i] = get(pool, MIB(5), s);
+        galloc_stats stats = stats_of(pool);
+        EXPECT_EQ(stats.pages[0].bytes == stats.reserved.current, limited);
+        for (int i = 0; i < BLOCKS; i++) OK(galloc_free(p[i], s));
+        pool_end(pool);
+        finish();
+    }
+}
+
 TEST(growth_has_bounds)
 {
     static const size_t bad[] = {1, MIB(1), MIB(3), GIB(2), SIZE_MAX};
@@ -1231,9 +1249,12 @@ TEST(idle_memory_goes_by_its_age)
     now_ns += 8000000000; /* 28 s */
     pass_frees(pool, 10, t);
     EXPECT(held(pool) >= MIB(62));
+    EXPECT_EQ(stats_of(pool).collections, 0);
     now_ns += 10000000000; /* 38 s, but only 18 s since the second one was freed */
     pass_frees(pool, 10, t);
     EXPECT(held(pool) <= MIB(62) - MIB(40) + MIB(6));
+    EXPECT(stats_of(pool).collections >= 1);
+    EXPECT(stats_of(pool).collected_bytes >= MIB(40) - MIB(6));
     EXPECT(held(pool) >= MIB(22));
     for (int i = 0; i < 20; i++) {
         now_ns += 1000000000;
