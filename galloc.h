@@ -240,7 +240,7 @@
    ERRORS AND LOGGING
      All functions return cudaError_t, and a call that fails changes nothing. galloc_last_message gives the error in
      words, and the log gets a line (GALLOC_LOG, galloc_set_log, GALLOC_CONF=log:...); repeated lines are folded.
-     Resets: after an error that ends the context (an illegal address, for example) requests and frees fail until
+     Resets: after an error that ends the context (an illegal address, for example) requests and frees can fail until
      cudaDeviceReset, which galloc detects. Pools of other contexts go on, without what was freed on that one's streams
      until it has ended. Pages survive the reset, cudaMalloc segments do not. A block there counts until it is freed;
      once the driver hands out its addresses again they belong to the new block, and the old one counts as freed.
@@ -1005,8 +1005,8 @@ GALLOC_API cudaError_t galloc_pool_set_limit(galloc_pool *pool, size_t bytes);
      on_oom     an allocation is about to fail, after all steps of ON RUNNING OUT. Return 1 to try all steps again,
                 after freeing memory, say: at most max_retries times for one allocation; or 0 to let it fail. It must
                 not free the block that a galloc_resize under way grows, nor begin or end a capture of the allocation's
-                stream. Not called for requests that exceed what the
-                pool may ever hold, nor for allocations within a callback
+                stream. Not called for requests that exceed what the pool may ever hold, nor for allocations within a
+                callback
      on_reject  an allocation has failed at once (galloc_stats.rejections); not called within on_oom or on_reject
      on_map     [addr, addr + bytes) has memory from now on, and no block uses it yet; to register it with a network
                 library, say. The pool's device is current. A page that moves appears at a second address. Pages that
@@ -2055,21 +2055,24 @@ static const char *gai_errno_words(int code)
     return "unknown reason";
 }
 
-#define GAI_NAME_SHOWN 300 /* bytes of a file's name in a message */
+#define GAI_NAME_SHOWN 300 /* bytes of a file's name in a message, so that the reason fits */
+
+static const char *gai_name_rest(const char *name) { return strlen(name) > GAI_NAME_SHOWN ? "..." : ""; }
 
 /* Fails with the reason in words; the number tells what the table does not name. */
 static cudaError_t gai_file_failed(const char *name, const char *what, int code)
 {
-    const char *rest = strlen(name) > GAI_NAME_SHOWN ? "..." : ""; /* so that the reason fits */
-    return gai_fail(cudaErrorOperatingSystem, "%.*s%s cannot be %s: %s (errno %d)", GAI_NAME_SHOWN, name, rest, what,
-                    gai_errno_words(code), code);
+    return gai_fail(cudaErrorOperatingSystem, "%.*s%s cannot be %s: %s (errno %d)", GAI_NAME_SHOWN, name,
+                    gai_name_rest(name), what, gai_errno_words(code), code);
 }
 
 /* What stands under the name of a file to be written, and is no plain file, stays. */
 static int gai_path_refused(const char *path)
 {
     int is = gai_path_is_special(path);
-    if (is) (void)gai_fail(cudaErrorOperatingSystem, "%s is no plain file, and is not replaced", path);
+    if (is)
+        (void)gai_fail(cudaErrorOperatingSystem, "%.*s%s is no plain file, and is not replaced", GAI_NAME_SHOWN, path,
+                       gai_name_rest(path));
     return is;
 }
 
@@ -8089,7 +8092,7 @@ static void gai_batch_add(gai_batch *batch, gai_mapping *mapping, gai_block *blo
     batch->last = mapping;
 }
 
-/* Ranks at first. With n mappings there are at most 2 * n, or this many. */
+/* Ranks at first. Later there are less than 4 for each of the most mappings that there were at a time. */
 #define GAI_RANKS ((size_t)512)
 
 static uint64_t gai_rank_bit(size_t rank) { return (uint64_t)1 << rank % 64; }
@@ -8121,7 +8124,7 @@ static int gai_ranks_need(gai_ranks *ranks, size_t n)
     while (ranks->used + n > room / 2) room *= 2;
     if (room == ranks->room) return 1;
     at = (gai_mapping **)GALLOC_MALLOC(room * sizeof *at + room / 8);
-    if (!at) return 0;
+    if (!at) return ranks->used + n <= ranks->room;
     memset(at, 0, room * sizeof *at + room / 8);
     if (ranks->room) {
         memcpy(at, ranks->at, ranks->used * sizeof *at);
@@ -8244,6 +8247,7 @@ static gai_mapping *gai_mapping_new(galloc_pool *pool, gai_block *block, gai_pag
     mapping->was_mapped = 0;
     mapping->number = ++pool->numbers;
     mapping->rank = 0;
+    mapping->joined = 0; /* the descriptor may be of a former pool, whose plans had the same numbers */
     mapping->next_shown = page->shown;
     page->shown = mapping;
     return mapping;
@@ -12428,16 +12432,17 @@ enum gai_borrowing {
                         it holds the other one, and may call on_unmap */
 };
 
-/* Makes other pools of the device give back memory. */
+/* Makes other pools of the device give back up to `wanted` bytes. Returns how many these were, and how many a reset
+   took from them that was noticed only now: the device has had those back, and only limits counted them. */
 static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, enum gai_borrowing how)
 {
     galloc_pool *other = NULL;
     gai_page_filter filter = gai_page_filter_for(NULL);
-    size_t given = 0;
+    size_t given = 0, gone = 0;
     filter.no_wait = how != GAI_BORROW_ALL;
     while ((other = gai_pool_visit(other, pool->budget)) != NULL) {
         gai_scope scope;
-        size_t held = gai_pool_held(other);
+        size_t held;
         if (other == pool || given >= wanted) continue;
         if (how == GAI_BORROW_ALL) {
             gai_lock_off(&pool->paging);
@@ -12445,13 +12450,14 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, enum gai_borrowi
         } else if (!gai_lock_try(&other->paging)) {
             continue;
         }
+        held = gai_pool_held(other);
         if (how != GAI_BORROW_ALL && other->callbacks.on_unmap) {
             gai_lock_off(&other->paging);
         } else if (gai_pool_enter_locked(other, &scope)) {
             gai_thread.message_is_new = 0; /* an error there is not this pool's error */
         } else {
             int gives = how == GAI_BORROW_ALL || other->config.expandable_segments || other->variant.refresh;
-            given += gai_left(held, gai_pool_held(other)); /* a reset took it, and was noticed only now */
+            gone += gai_left(held, gai_pool_held(other));
             gai_pool_poll(other);
             filter.wanted = gai_left(wanted, given);
             if (gives) given += gai_pool_release_by(other, &filter);
@@ -12465,7 +12471,7 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, enum gai_borrowi
         }
         if (how == GAI_BORROW_ALL) gai_lock_on(&pool->paging);
     }
-    return given;
+    return given + gone;
 }
 
 /* Are new segments as large as PyTorch makes them, whatever the limits leave? */

@@ -415,6 +415,11 @@ HIDDEN cudaError_t CUDARTAPI cudaSetDevice(int device)
 
 enum { UNSEEN, SERVED, ASIDE };
 
+typedef struct unfreed {
+    struct unfreed *next;
+    void *p;
+} unfreed;
+
 typedef struct device {
     int state;                     /* UNSEEN: no allocation yet; ASIDE: left to the driver */
     int ordinal;
@@ -426,7 +431,7 @@ typedef struct device {
     size_t limit;                  /* the most that the pool may hold */
     uint64_t peers;                /* bit mask of the devices that may use the memory, too */
     uint64_t allocations, frees;   /* that galloc served */
-    CUdeviceptr unfreed;           /* a block that nobody has: its context had failed when it was to be freed; or 0 */
+    struct unfreed *unfreed;       /* blocks that nobody has: the context had failed when they were to be freed */
     uint64_t orphans, waited;      /* times that work lost its stream; as many of them as a wait has covered */
     /* galloc's counters are reset when the program resets one of the default pool. From before: */
     uint64_t reserved_high, used_high; /* since the program's last reset of each */
@@ -552,11 +557,31 @@ static const char *make_pool(device *d)
     return NULL;
 }
 
+/* In a context that has failed no block can be freed before the reset. Without host memory the block stays held. */
+static void free_later(device *d, void *p)
+{
+    unfreed *u = (unfreed *)malloc(sizeof *u);
+    if (!u) return;
+    u->p = p;
+    u->next = __atomic_load_n(&d->unfreed, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(&d->unfreed, &u->next, u, 1, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) continue;
+}
+
+static void free_unfreed(device *d, CUstream stream)
+{
+    unfreed *u = __atomic_exchange_n(&d->unfreed, NULL, __ATOMIC_ACQUIRE);
+    while (u) {
+        unfreed *next = u->next;
+        if (galloc_free(u->p, stream)) free_later(d, u->p);
+        free(u);
+        u = next;
+    }
+}
+
 /* Makes the quiet stream, and finds the default pool, for the first time or after a reset. */
 static CUresult make_quiet(device *d)
 {
     CUstream stream = NULL;
-    CUdeviceptr unfreed;
     unsigned long long id = 0;
     scope s;
     CUresult result = scope_enter(&s, d->context);
@@ -568,8 +593,7 @@ static CUresult make_quiet(device *d)
     if (cu.DeviceGetDefaultMemPool && cu.DeviceGetDefaultMemPool(&d->driver_pool, d->ordinal)) d->driver_pool = NULL;
     __atomic_store_n(&d->quiet, stream, __ATOMIC_RELAXED);
     __atomic_store_n(&d->context_id, id, __ATOMIC_RELEASE);
-    unfreed = __atomic_exchange_n(&d->unfreed, 0, __ATOMIC_RELAXED);
-    if (unfreed) (void)galloc_free((void *)(uintptr_t)unfreed, stream);
+    free_unfreed(d, stream);
     return CUDA_SUCCESS;
 }
 
@@ -956,8 +980,7 @@ static CUresult take_for_all(device *d, CUdeviceptr *out, size_t bytes)
         scope_leave(&s);
     }
     if (result) {
-        /* In a context that has failed no block can be freed before the reset. */
-        if (galloc_free((void *)(uintptr_t)p, quiet)) __atomic_store_n(&d->unfreed, p, __ATOMIC_RELAXED);
+        if (galloc_free((void *)(uintptr_t)p, quiet)) free_later(d, (void *)(uintptr_t)p);
         return result;
     }
     *out = p;

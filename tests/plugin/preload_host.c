@@ -423,6 +423,43 @@ TEST(an_error_that_ends_the_context_during_an_allocation)
     finish();
 }
 
+static pthread_barrier_t together;
+
+static void *allocate_together(void *none)
+{
+    CUdeviceptr p;
+    OK(cu.CtxSet(primary[0]));
+    pthread_barrier_wait(&together);
+    EXPECT_EQ(cu.Alloc(&p, 50 * MiB), CUDA_ERROR_ILLEGAL_ADDRESS);
+    return none;
+}
+
+/* The error meets several threads, each of which has taken a block. */
+TEST(an_error_that_ends_the_context_during_several_allocations)
+{
+    enum { THREADS = 8 };
+    CUdeviceptr p[THREADS];
+    pthread_t thread[THREADS];
+    size_t held;
+    int i;
+    begin(1);
+    for (i = 0; i < THREADS; i++) p[i] = alloc(50 * MiB);
+    for (i = 0; i < THREADS; i++) OK(cu.Free(p[i]));
+    held = sim_physical(0);
+    OK(pthread_barrier_init(&together, NULL, THREADS));
+    sim_fail("cuStreamQuery", 1, 0, CUDA_ERROR_ILLEGAL_ADDRESS);
+    for (i = 0; i < THREADS; i++) OK(pthread_create(&thread[i], NULL, allocate_together, NULL));
+    for (i = 0; i < THREADS; i++) OK(pthread_join(thread[i], NULL));
+    OK(pthread_barrier_destroy(&together));
+    sim_fail_clear();
+    OK(cu.Reset(0));
+    OK(cu.CtxSet(primary[0]));
+    for (i = 0; i < THREADS; i++) p[i] = alloc(50 * MiB);
+    for (i = 0; i < THREADS; i++) OK(cu.Free(p[i]));
+    EXPECT(sim_physical(0) <= held + 4 * MiB);
+    finish();
+}
+
 /* What the driver queues for new memory on the library's own stream is over when cuMemAlloc returns. That stream gets
    the handle of one that was destroyed, so that work can be queued there. */
 TEST(new_memory_is_settled)

@@ -2706,6 +2706,32 @@ TEST(on_oom_may_ask_again_for_a_reserve)
     finish();
 }
 
+/* What a reset took is free in the driver already: the pools behind are asked all the same. */
+TEST(what_a_reset_took_from_other_pools_is_not_what_they_give)
+{
+    enum { LOST = 5 };
+    sim_options options = sim_defaults();
+    options.memory = GIB(16);
+    begin_with(options);
+    galloc_pool *lost[LOST], *idle, *pool;
+    galloc_config config = config_limit(GIB(64));
+    idle = pool_new(&config); /* pools are asked from the latest to the first */
+    config.expandable_segments = 0;
+    for (int i = 0; i < LOST; i++) lost[i] = pool_new(&config);
+    config.expandable_segments = 1;
+    pool = pool_new(&config);
+    for (int i = 0; i < LOST; i++) OK(galloc_free(get(lost[i], MIB(1300), 0), 0));
+    OK(cudaDeviceReset());
+    OK(cudaSetDevice(0));
+    OK(galloc_free(get(idle, GIB(15), 0), 0));
+    sim_run(-1);
+    OK(galloc_free(get(pool, MIB(1200), 0), 0));
+    pool_end(pool);
+    for (int i = 0; i < LOST; i++) pool_end(lost[i]);
+    pool_end(idle);
+    finish();
+}
+
 /* A reset took another pool's cudaMalloc memory, which fills the device_limit until that pool is looked at. */
 TEST(what_a_reset_took_from_another_pool_is_found_in_time)
 {

@@ -726,6 +726,33 @@ TEST(the_plan_is_the_best_of_all_places)
     }
 }
 
+/* A pool begins in the host memory of the pool before, with plans of the same numbers. */
+TEST(a_plan_has_nothing_of_a_former_pool)
+{
+    enum { BLOCKS = 40 };
+    begin();
+    cudaStream_t s[3] = {stream_new(), stream_new(), stream_new()};
+    for (uint32_t round = 0; round < 60; round++) {
+        dice d = {1 + round % 7}; /* these met one */
+        uint32_t streams = 1 + round % 3;
+        galloc_config config = frugal(GIB(2), round % 2 ? ALL : COMPLETED);
+        galloc_pool *pool = pool_new(&config);
+        void *p[BLOCKS] = {NULL};
+        for (int i = 0; i < 300; i++) {
+            static const size_t sizes[] = {MIB(3), MIB(6) + 512, MIB(17), MIB(48)};
+            uint32_t k = roll_below(&d, BLOCKS), on = k % streams;
+            if (p[k]) OK(galloc_free(p[k], s[on]));
+            p[k] = roll_below(&d, 3) ? get_used(pool, roll_bytes(&d, MIB(24)), s[on], k) : NULL;
+            for (uint32_t n = 0; n < 8 && i % 4 == 0; n++)
+                if (!EXPECT(inside_plan_is_best(pool, stream_id(s[n % streams]), sizes[n % 4], 0, n >> 2 & 1))) return;
+        }
+        for (uint32_t k = 0; k < BLOCKS; k++)
+            if (p[k]) OK(galloc_free(p[k], s[k % streams]));
+        pool_end(pool);
+    }
+    finish();
+}
+
 TEST(values_of_overhead)
 {
     static const double good[] = {0, 0.02, 1e-9, 1, 99.5, 100};
