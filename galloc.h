@@ -2728,8 +2728,7 @@ typedef struct gai_mapping {
     uint64_t number; /* mappings are numbered as they are made */
     size_t rank;     /* in pool->ranks; 0: none */
     uint64_t joined; /* the plan for which it joined the aliases beside it (gai_alias_join) */
-    struct gai_mapping *far_end; /* then, at both ends of the aliases that have joined: the other end; */
-    size_t joined_bytes;         /* and the bytes of all of them */
+    struct gai_mapping *far_end; /* then, at both ends of the aliases that have joined: the other end */
     int was_mapped;    /* in a batch: it is mapped already, as a stale alias or with a parked page, and becomes that
                           again if the batch is undone */
 } gai_mapping;
@@ -11065,9 +11064,8 @@ static gai_block *gai_alias_join(const galloc_pool *pool, gai_mapping *alias, co
     alias->joined = pool->plans;
     first->far_end = last;
     last->far_end = first;
-    first->joined_bytes = last->joined_bytes =
-        alias->bytes + (left ? left->joined_bytes : 0) + (right ? right->joined_bytes : 0);
-    *bytes = first->joined_bytes + (gai_block_is_own(pool, before, params) ? before->bytes : 0) +
+    *bytes = last->addr + last->bytes - first->addr;
+    *bytes += (gai_block_is_own(pool, before, params) ? before->bytes : 0) +
              (gai_block_is_own(pool, behind, params) ? behind->bytes : 0);
     return first->block;
 }
