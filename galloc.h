@@ -2574,6 +2574,7 @@ static CUresult gai_context_error(CUcontext context)
    room of a block   the addresses, or memory, reserved behind a growable block: room blocks, stale aliases, parked
                      pages, and what the driver refused to undo
    parked page       a whole free page that has left the bins; a plan takes it up again
+   rank              the place of a mapping among those of its pool, in the order in which they were made
    quarantine        mappings that the driver refused to unmap, counted and tried again by trim
    guard, poison     debug: a pattern behind a used block; what the bytes of a freed one are set to
    check             debug: a copy of a guard or of poison to the host, and its comparison there
