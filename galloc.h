@@ -1007,7 +1007,8 @@ GALLOC_API cudaError_t galloc_pool_set_limit(galloc_pool *pool, size_t bytes);
                 not free the block that a galloc_resize under way grows, nor begin or end a capture of the allocation's
                 stream. Not called for requests that exceed what the pool may ever hold, nor for allocations within a
                 callback
-     on_reject  an allocation has failed at once (galloc_stats.rejections); not called within on_oom or on_reject
+     on_reject  an allocation has failed at once (galloc_stats.rejections), or a galloc_pool_reserve, which is not
+                counted; not called within on_oom or on_reject
      on_map     [addr, addr + bytes) has memory from now on, and no block uses it yet; to register it with a network
                 library, say. The pool's device is current. A page that moves appears at a second address. Pages that
                 are created while on_map is set support GPUDirect RDMA if the device does, earlier ones only with
@@ -13166,19 +13167,18 @@ static cudaError_t gai_pool_refuses(galloc_pool *pool)
 static cudaError_t gai_params_of(const galloc_pool *pool, const galloc_request *request, gai_params *params)
 {
     size_t alignment = request->alignment ? request->alignment : GAI_UNIT;
-    size_t room = request->max_bytes ? gai_max(request->max_bytes, request->bytes) : 0;
+    size_t most = (size_t)1 << (GAI_ADDRESS_BITS - 2), bytes = gai_min(request->bytes, most); /* more is rejected */
+    size_t room = request->max_bytes && bytes < most ? gai_max(request->max_bytes, bytes) : 0;
     size_t unit = room && !pool->variant.one_each ? pool->granularity : GAI_UNIT;
     memset(params, 0, sizeof *params);
-    if (!gai_is_power_of_two(alignment) || alignment > (size_t)1 << (GAI_ADDRESS_BITS - 2))
+    if (!gai_is_power_of_two(alignment) || alignment > most)
         return gai_fail(cudaErrorInvalidValue, "alignment %zu: must be a power of two, at most 2^55",
                         request->alignment);
     if (request->lifetime != GALLOC_LIFETIME_ANY && request->lifetime != GALLOC_LIFETIME_LONG)
         return gai_fail(cudaErrorInvalidValue, "lifetime %d: must be one of GALLOC_LIFETIME_...", request->lifetime);
-    if (!gai_round(request->bytes, unit, &params->bytes) || !gai_round(room, unit, &params->room) ||
-        params->bytes > ((size_t)1 << (GAI_ADDRESS_BITS - 2)) || params->room > (size_t)1 << (GAI_ADDRESS_BITS - 2))
-        return gai_fail(cudaErrorMemoryAllocation, "out of memory: %zu bytes exceed the address space",
-                        gai_max(request->bytes, room));
-    if (!room) params->bytes = gai_rounded(pool, request->bytes);
+    if (!gai_round(bytes, unit, &params->bytes) || !gai_round(room, unit, &params->room) || params->room > most)
+        return gai_fail(cudaErrorMemoryAllocation, "out of memory: %zu bytes exceed the address space", room);
+    if (!room) params->bytes = gai_rounded(pool, bytes);
     if (room && !pool->config.expandable_segments) {
         params->room_is_memory = params->room > (pool->variant.one_each ? request->bytes : params->bytes);
         params->bytes = params->room;
@@ -20877,9 +20877,9 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
         job.params.just_ready = 1;
         gai_job_run(&job);
         error = job.error;
-        if (error) gai_thread.has_report = job.reported;
         if (error) gai_dump(pool);
     }
+    if (error) gai_thread.has_report = job.reported;
     return gai_end_in(pool, __func__, error);
 }
 
@@ -21020,7 +21020,8 @@ GALLOC_API cudaError_t galloc_oom_report(galloc_report *report)
 {
     if (!report) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "report is NULL"));
     if (!gai_thread.has_report)
-        return gai_end(__func__, gai_fail(cudaErrorNotReady, "no allocation of this thread ran out of memory"));
+        return gai_end(__func__, gai_fail(cudaErrorNotReady, "no allocation of this thread has failed, or the last one "
+                                          "failed for another reason than device memory"));
     *report = gai_thread.report;
     return cudaSuccess;
 }

@@ -323,6 +323,60 @@ TEST(pools_of_a_device_share_its_limit)
     }
 }
 
+/* A size beyond all addresses, of a difference below zero perhaps, is refused as any other beyond the limit. */
+TEST(sizes_beyond_all_addresses_are_rejected)
+{
+    static const size_t sizes[] = {(size_t)1 << 47, (size_t)1 << 55, ((size_t)1 << 55) + 1, (size_t)1 << 62,
+                                   SIZE_MAX - 511, SIZE_MAX};
+    static const char *const settings[] = {"", "expandable_segments:False", "backend:cudaMalloc", "debug:guards",
+                                           "backend:cudaMallocAsync", "strategy:pooled", "throw_on_cudamalloc_oom:True",
+                                           "roundup_power2_divisions:8"};
+    for (size_t k = 0; k < sizeof settings / sizeof *settings; k++) {
+        begin_small(GIB(1));
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, settings[k], NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        galloc_report report;
+        uint64_t rejections = 0;
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            for (int growable = 0; growable < 2; growable++) {
+                galloc_request request = {.bytes = sizes[i], .pool = pool, .max_bytes = growable ? sizes[i] : 0};
+                void *p = &p;
+                EXPECT_EQ(galloc_alloc(&p, &request), cudaErrorMemoryAllocation);
+                EXPECT(!p);
+                OK(galloc_oom_report(&report));
+                EXPECT_EQ(report.asked, sizes[i]);
+                EXPECT(report.rejected && !report.steps_taken);
+                EXPECT_EQ(stats_of(pool).rejections, ++rejections);
+                EXPECT_EQ(stats_of(pool).failures, rejections);
+            }
+        }
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* A reserve that fails for another reason leaves no report of an earlier failure. */
+TEST(a_reserve_has_its_own_report)
+{
+    begin_small(GIB(1));
+    galloc_pool *pool = pool_new(NULL), *each;
+    galloc_config config = galloc_config_default();
+    galloc_report report;
+    config.backend = GALLOC_BACKEND_CUDA_MALLOC;
+    each = pool_new(&config);
+    expect_no_memory(pool, GIB(2), NULL);
+    EXPECT_EQ(galloc_pool_reserve(pool, SIZE_MAX), cudaErrorMemoryAllocation);
+    OK(galloc_oom_report(&report));
+    EXPECT_EQ(report.asked, SIZE_MAX);
+    EXPECT_EQ(galloc_pool_reserve(each, MIB(1)), cudaErrorNotSupported);
+    EXPECT_EQ(galloc_oom_report(&report), cudaErrorNotReady);
+    pool_end(each);
+    pool_end(pool);
+    finish();
+}
+
 /* What exceeds the device_limit is refused at once, whatever the pool's own limit allows. */
 TEST(nothing_is_tried_beyond_the_limit_of_the_device)
 {
@@ -1152,6 +1206,32 @@ TEST(a_collection_gives_back_no_more_than_is_due)
     OK(galloc_free(keep, s));
     pool_end(pool);
     finish();
+}
+
+/* The threshold is a fraction of the lower limit, the device's included. */
+TEST(the_threshold_goes_by_the_limit_of_the_device)
+{
+    for (int own = 0; own < 2; own++) {
+        begin_still();
+        cudaStream_t s = stream_new();
+        galloc_config config = config_limit(own ? MIB(64) : SIZE_MAX);
+        if (!own) config.device_limit = MIB(64);
+        config.gc_threshold = 0.5;
+        config.growth = MIB(2);
+        config.lane_bytes = 0;
+        galloc_pool *pool = pool_new(&config);
+        void *p[24];
+        for (int i = 0; i < 24; i++) p[i] = get(pool, MIB(2), s);
+        for (int i = 0; i < 24; i++) OK(galloc_free(p[i], s));
+        for (int i = 0; i < 400; i++) {
+            OK(cudaDeviceSynchronize());
+            OK(galloc_free(get(pool, KIB(4) * (size_t)(i % 5 + 1), s), s));
+        }
+        EXPECT(held(pool) <= MIB(32));
+        EXPECT(stats_of(pool).collections > 0);
+        pool_end(pool);
+        finish();
+    }
 }
 
 /* A page that is larger than what is due goes too. Otherwise a pool with large pages would stay above the threshold. */

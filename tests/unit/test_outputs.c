@@ -153,6 +153,13 @@ static cudaError_t parse(galloc_config *config, const char *text)
     return galloc_config_parse(config, text, o->text, sizeof o->text);
 }
 
+/* The last failure was not one for lack of memory. */
+static cudaError_t report_without_a_failure(void)
+{
+    (void)galloc_malloc(NULL, 512, v->stream);
+    return galloc_oom_report(&o->report);
+}
+
 /* Function, what is left, the error, call. */
 #define WITH_A_MISTAKE(X)                                                                                              \
     X(galloc_malloc, PTR, cudaErrorMemoryAllocation, galloc_malloc(&o->ptr, SIZE_MAX, v->stream))                      \
@@ -190,7 +197,7 @@ static cudaError_t parse(galloc_config *config, const char *text)
     X(galloc_pool_default, POOL, cudaErrorInvalidDevice, galloc_pool_default(&o->pool, -2))                            \
     X(galloc_pool_trim, RELEASED, INVALID_VALUE, galloc_pool_trim(NULL, 0, &o->released))                              \
     X(galloc_pool_sync_point, RELEASED, INVALID_VALUE, galloc_pool_sync_point(NULL, &o->released))                     \
-    X(galloc_oom_report, KEPT, cudaErrorNotReady, galloc_oom_report(&o->report))                                       \
+    X(galloc_oom_report, KEPT, cudaErrorNotReady, report_without_a_failure())                                          \
     X(galloc_report_text, TEXT, INVALID_VALUE, galloc_report_text(NULL, o->text, sizeof o->text))                      \
     X(galloc_report_text, TEXT, INVALID_VALUE, galloc_report_text(&(galloc_report){.asked = 0}, o->text, 20))          \
     X(galloc_report_text, KEPT, INVALID_VALUE, galloc_report_text(&(galloc_report){.asked = 0}, o->text, 0))           \
