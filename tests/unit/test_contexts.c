@@ -1820,6 +1820,47 @@ TEST(pinned_memory_of_a_context_that_was_reset_is_not_given_back)
     finish();
 }
 
+/* The driver gives addresses out again to another pool: the old block counts no more, on any device. */
+TEST(addresses_of_any_device_come_back_in_another_pool)
+{
+    for (int device = 0; device < 4; device++) {
+        begin_devices(4, SIM_PACE_PROMPT);
+        (void)primary(device);
+        galloc_pool *old = pool_of("expandable_segments:False", device);
+        galloc_pool *pool = pool_of("expandable_segments:False", device);
+        void *lost = get(old, 4096, NULL);
+        OK(cudaDeviceReset());
+        (void)primary(device);
+        void *p = get(pool, 4096, NULL);
+        EXPECT(p == lost);
+        EXPECT_EQ(stats_of(old).blocks.current, 0);
+        EXPECT(info_of(p).pool == pool);
+        EXPECT_EQ(galloc_pool_check(old), 0);
+        OK(galloc_free(p, NULL));
+        pool_end(pool);
+        pool_end(old);
+        finish();
+    }
+}
+
+/* A sticky error ends with the context that had it: the first request after the reset is served, and the next one. */
+TEST(an_error_of_a_context_ends_with_a_reset)
+{
+    begin_devices(1, SIM_PACE_PROMPT);
+    galloc_pool *pool = pool_of("", 0);
+    void *keep = get(pool, 4096, NULL), *p = NULL;
+    sim_fail("cuMemCreate", 1, 1, CUDA_ERROR_ILLEGAL_ADDRESS);
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(64), NULL), cudaErrorIllegalAddress);
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(64), NULL), cudaErrorIllegalAddress);
+    sim_fail_clear();
+    OK(cudaDeviceReset());
+    (void)primary(0);
+    for (int i = 0; i < 2; i++) OK(galloc_free(get(pool, MIB(64), NULL), NULL));
+    OK(galloc_free(keep, NULL));
+    pool_end(pool);
+    finish();
+}
+
 static int resets_left;
 
 static void reset_before_the_free(const char *function)

@@ -73,6 +73,28 @@ TEST(a_slot_is_kept_for_its_class)
     finish();
 }
 
+/* The largest free block is a slot where nothing else is free, whatever its class. */
+TEST(a_slot_is_the_largest_free_block_of_a_full_pool)
+{
+    for (size_t bytes = 512; bytes <= KIB(16); bytes += bytes < KIB(4) ? 512 : KIB(2)) {
+        begin_still();
+        cudaStream_t s = stream_new();
+        galloc_config config = pooled(MIB(2));
+        config.lane_bytes = 0;
+        galloc_pool *pool = pool_new(&config);
+        void *slot = get(pool, bytes, s), *used[5000];
+        int n = 0;
+        for (size_t size = bytes; size; size = (size_t)stats_of(pool).largest_free)
+            while (n < 5000 && !galloc_pool_malloc(pool, &used[n], size, s)) n++;
+        EXPECT_EQ(stats_of(pool).free_bytes, 0);
+        OK(galloc_free(slot, s));
+        EXPECT_EQ(stats_of(pool).largest_free, bytes);
+        while (n > 0) OK(galloc_free(used[--n], s));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* Cells of one class lie side by side, and those that are free are all served again without any new memory. */
 TEST(a_class_does_not_fragment)
 {

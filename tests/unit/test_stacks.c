@@ -74,6 +74,15 @@ SITE void *site_malloc(galloc_pool *pool, size_t bytes, cudaStream_t stream)
     return ptr;
 }
 
+/* A function of the program with a name like galloc's. */
+SITE void *galloc_site(galloc_pool *pool);
+SITE void *galloc_site(galloc_pool *pool)
+{
+    void *ptr = site_malloc(pool, 5000, NULL);
+    STAYS();
+    return ptr;
+}
+
 SITE void *site_alloc(galloc_pool *pool, size_t bytes, cudaStream_t stream)
 {
     galloc_request request = {.bytes = bytes, .stream = stream, .pool = pool};
@@ -497,6 +506,26 @@ TEST(each_call_in_each_kind_of_pool)
         pool_end(pool);
         finish();
     }
+}
+
+/* galloc's own functions are left out where a stack begins, and nothing behind them. */
+TEST(a_function_of_the_program_may_have_a_name_like_gallocs)
+{
+    galloc_config config = config_stacks("", 6);
+    int seen = 0;
+    begin();
+    galloc_pool *pool = pool_new(&config);
+    void *p = galloc_site(pool);
+    value *v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    const value *frames = frames_of(block_at(v, p));
+    EXPECT(frames && first_is(block_at(v, p), "site_malloc"));
+    for (const value *frame = frames ? frames->first : NULL; frame; frame = frame->next)
+        seen += !strcmp(text_of(frame, "name"), "galloc_site");
+    EXPECT_EQ(seen, 1);
+    value_free(v);
+    OK(galloc_free(p, NULL));
+    pool_end(pool);
+    finish();
 }
 
 TEST(calls_of_the_default_pool)

@@ -857,6 +857,45 @@ TEST(what_a_cache_holds_counts_as_unmarked)
     finish();
 }
 
+/* A free elsewhere marks a cached block's earlier use again: the stream's unmarked bytes leave its cache less room. */
+TEST(a_free_elsewhere_leaves_the_cache_less_room)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *other = get(pool, 4096, t), *p = get(pool, KIB(900), s), *q = get(pool, KIB(901), s);
+    void *keep = get(pool, 4096, s), *moved = get(pool, MIB(1), s);
+    OK(galloc_free(moved, s));
+    moved = get(pool, MIB(1), s);
+    OK(galloc_free(moved, t));
+    void *freed[] = {p, q};
+    for (int i = 0; i < 2; i++) {
+        OK(galloc_free(freed[i], s));
+        inside_stream kept = kept_of(pool, s);
+        EXPECT(kept.bytes + kept.unmarked <= MIB(2));
+    }
+    OK(galloc_free(keep, s));
+    OK(galloc_free(other, t));
+    pool_end(pool);
+    finish();
+}
+
+/* What a cache serves was free: the peak of free memory counts it, though nobody has read the counters meanwhile. */
+TEST(the_peak_of_cached_counts_what_a_cache_holds)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    OK(galloc_free(get(pool, MIB(1), s), s));
+    void *q = get(pool, MIB(2), t), *p = get(pool, MIB(1), s);
+    galloc_stats stats = stats_of(pool);
+    EXPECT(stats.cached.peak >= stats.cached.current + MIB(1));
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, t));
+    pool_end(pool);
+    finish();
+}
+
 TEST(a_cache_is_bounded)
 {
     begin();
