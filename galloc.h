@@ -233,7 +233,7 @@
      A pool lives until galloc_pool_destroy, which fails while blocks of it are in use or graphs own its memory. Calls
      with the handle of an ended pool or group return cudaErrorInvalidResourceHandle, also while another thread ends it.
      An address of an ended pool is foreign. Its host memory serves later pools; galloc_shutdown frees it.
-     Unloading: a library that contains galloc can be unloaded while threads that used it still live. Before, destroy
+     Unloading: a library that contains galloc can be unloaded while threads that used it live or end. Before, destroy
      its pools, which otherwise keep their memory, and all graphs that used them: CUDA calls galloc's code when a graph
      ends. Static destructors and atexit functions may call galloc. At unload and thread end galloc calls no CUDA.
 
@@ -1868,6 +1868,8 @@ static struct {
     void *override_pool[GAI_DEVICES]; /* handles, of galloc_override_malloc; the same */
     uint64_t given_pools; /* number of pools with variant.around; written with the global lock */
     uint64_t ends;       /* GAI_UNWATCHED, GAI_WATCHED or GAI_UNLOADED */
+    uint64_t endings;    /* calls of gai_thread_ends that have begun, */
+    uint64_t endings_over; /* and those that are over */
     gai_thread_key end_key; /* while `ends` is GAI_WATCHED */
     char apart[GAI_CACHE_LINE];
 
@@ -3144,7 +3146,7 @@ typedef struct gai_guards {
 /* What an allocation asks for, after rounding. */
 typedef struct gai_params {
     size_t bytes, alignment, room; /* rounded; room: addresses wanted from the start of the block on, 0: just bytes */
-    size_t requested;
+    size_t requested, max_bytes; /* without a guard */
     uint32_t tag;
     int just_ready; /* galloc_pool_reserve: make it available, do not take it */
     int growable;   /* it has room, be it addresses or, in fixed segments, memory */
@@ -5442,7 +5444,7 @@ static void gai_trace_got(galloc_pool *pool, const gai_block *block, const gai_p
     gai_string words = {text, sizeof text};
     int one_each = pool->variant.one_each, roomy = one_each ? params->room_is_memory : params->growable;
     size_t unit = roomy && !one_each ? pool->granularity : GAI_UNIT;
-    if (roomy) gai_print(&words, " room=%zu", gai_max(params->room, params->bytes));
+    if (roomy) gai_print(&words, " room=%zu", gai_max(params->max_bytes, params->requested));
     if (params->alignment > unit) gai_print(&words, " align=%zu", params->alignment);
     if (params->lasting) gai_print(&words, " long");
     if (params->tag) gai_print(&words, " tag=%u", (unsigned)params->tag);
@@ -9557,8 +9559,9 @@ static void gai_pool_collect_due(galloc_pool *pool)
     gai_lock_off(&pool->paging);
 }
 
-/* Looks whether a collection or a sweep is due; called after a free that reached the pool. It does not wait for
-   `paging` if another thread holds it. The pool may have ended, since the free is over. */
+/* Looks whether a collection or a sweep is due; called after an allocation or a free on the short path, or a free
+   that reached the pool otherwise. It does not wait for `paging` if another thread holds it. The pool may have ended,
+   since the call is over. */
 GAI_APART
 static void gai_pool_tend(galloc_pool *pool)
 {
@@ -10109,17 +10112,20 @@ static size_t gai_block_check_end(galloc_pool *pool, gai_block *block, const gai
     return block->recorded_uses || !gai_block_marks_precede(block, site->stream) ? 0 : gai_pool_guard(pool);
 }
 
-/* After the resize: sets the guard behind the new end, or if it failed leaves the old one in place. [no lock] */
+/* After the resize: sets the guard behind the new end. If it failed, sets the old one anew: the check before the resize
+   has found its damage, which is not to be found again. A guard that had no check stays as it is. [no lock] */
 static void gai_block_watch_again(galloc_pool *pool, void *ptr, const gai_site *site, size_t guard, int failed)
 {
     gai_block *block;
+    int sets = !failed && guard;
     gai_lock_on(&pool->lock);
     block = gai_block_claim(pool, ptr);
-    if (block && (failed || !gai_pool_guard(pool)))
+    if (block && failed) sets = gai_pool_guard(pool) && block->life == site->life && gai_site_may_check(pool, site);
+    if (block && !sets && (failed || !gai_pool_guard(pool)))
         gai_set_relaxed(&block->tag, block->tag | GAI_WATCHED_BLOCK);
     gai_lock_off(&pool->lock);
     if (!block) return;
-    if (!failed && guard) gai_block_watch(pool, block, site);
+    if (sets) gai_block_watch(pool, block, site);
     gai_lock_on(&pool->lock);
     gai_block_record_guard(pool, block, site); /* the copy of the old guard, too, may still be under way */
     gai_block_let_go(block);
@@ -13303,6 +13309,7 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
     if (gai_load(&pool->broken)) error = gai_pool_refuses(pool);
     if (!error) error = gai_params_of(pool, watched ? &guarded : request, &job.params);
     job.params.requested = request->bytes;
+    job.params.max_bytes = request->max_bytes;
     if (!error) error = gai_job_do(&job);
     if (!error) GAI_TELL(pool, gai_block_tell(pool, job.got, job.site.capture != 0));
     if (!error && watched) gai_block_watch(pool, job.got, &job.site);
@@ -13387,9 +13394,10 @@ static gai_block *gai_pool_take_rounded(galloc_pool *pool, const gai_site *site,
 }
 
 /* The short path of a plain request on a known stream state: one lock, no job. Returns NULL if the slow path is needed;
-   at most the stream cache has been flushed then. `empty`: the caller found the stream cache empty. */
+   at most the stream cache has been flushed then. `empty`: the caller found the stream cache empty. *due: the caller
+   then calls gai_pool_tend. */
 static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag,
-                                                int empty)
+                                                int empty, int *due)
 {
     gai_block *block = NULL;
     gai_stream *stream = site->stream;
@@ -13413,6 +13421,7 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
     } else if (special & GAI_ROUTE_ROUNDED) {
         block = gai_pool_take_rounded(pool, site, bytes, tag);
     }
+    *due = pool->collects && pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
     if (block && apart) gai_block_watch(pool, block, site);
     return block;
@@ -13512,7 +13521,6 @@ static void gai_marks_count_free(const gai_mark *mark)
 static void gai_block_free_uses(galloc_pool *pool, gai_block *block)
 {
     gai_mark *use;
-    gai_marks_count_free(block->recorded_uses);
     for (use = block->recorded_uses; use; use = use->next) {
         gai_use_is_due(pool, use->stream);
         use->stream->uses--; /* gai_mark_stamp increments it again */
@@ -18453,7 +18461,6 @@ static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchroni
     gai_pool_retry(pool);
     *released = before - gai_pool_held(pool);
     gai_pool_poll(pool);
-    gai_pool_limit_stale(pool);
     for (;;) {
         size_t gone = 0, held = gai_pool_held(pool);
         if (held > keep) pool->replaceable = 0; /* less is to be held than when those pages were given back */
@@ -20085,21 +20092,41 @@ static int gai_tcache_pin(const gai_tcache_entry *entry)
 #define GAI_WATCHED 1  /* the key exists */
 #define GAI_UNLOADED 2 /* no destructor of a thread may call galloc any more */
 
-/* When a thread ends, flushes the stream caches of its per-thread streams, so that other streams find their blocks.
-   Calls nothing of CUDA. Does not use the thread cache entries, which may have been replaced. */
-static void GAI_AT_THREAD_END gai_thread_ends(void *number)
+/* Flushes the stream caches of an ended thread's per-thread streams, so that other streams find their blocks. Calls
+   nothing of CUDA. Does not use the thread cache entries, which may have been replaced. */
+static void gai_thread_flush(uintptr_t number)
 {
     galloc_pool *pool;
     gai_stream *stream;
-    if (gai_load_pointer(&gai_process.forked) || gai_load(&gai_process.ends) != GAI_WATCHED) return;
     gai_lock_on(&gai_locks.global);
     for (pool = gai_process.pools; pool; pool = pool->next) {
         gai_lock_on(&pool->lock);
         for (stream = pool->streams; stream; stream = stream->next)
-            if (stream->thread == (uintptr_t)number) (void)gai_stream_flush(pool, stream, 0);
+            if (stream->thread == number) (void)gai_stream_flush(pool, stream, 0);
         gai_lock_off(&pool->lock);
     }
     gai_lock_off(&gai_locks.global);
+}
+
+static void GAI_AT_THREAD_END gai_thread_ends(void *number)
+{
+    if (gai_load_pointer(&gai_process.forked)) return;
+    (void)gai_next(&gai_process.endings);
+    if (gai_load(&gai_process.ends) == GAI_WATCHED) gai_thread_flush((uintptr_t)number);
+    (void)gai_next(&gai_process.endings_over);
+}
+
+#define GAI_ENDING_ROUNDS (GAI_LATCH_YIELDS + 1000) /* of gai_latch_rest: a second */
+
+/* Waits for gai_thread_ends of other threads, since its code is about to go. The C library may have read its address
+   already, and the first instruction be a page fault: hence the millisecond before. Not for ever: at the end of the
+   process the lock that such a thread waits for may be held for good. */
+static void gai_await_endings(void)
+{
+    unsigned round = GAI_LATCH_YIELDS;
+    if (!gai_process.unload_is_watched || gai_load_pointer(&gai_process.forked)) return;
+    do gai_latch_rest(round++);
+    while (gai_load(&gai_process.endings) != gai_load(&gai_process.endings_over) && round < GAI_ENDING_ROUNDS);
 }
 
 /* Writes the rest of the logs, unless a thread that writes them is in the way. What comes later is written at once. */
@@ -20124,8 +20151,9 @@ static void gai_unload(void)
         if (gai_load(&gai_process.ends) == GAI_UNLOADED) return;
         if (!gai_swap(&gai_process.ends, GAI_WATCHED, GAI_UNLOADED)) continue;
         gai_thread_key_end(gai_process.end_key);
-        return;
+        break;
     }
+    gai_await_endings();
 }
 
 /* [global lock] */
@@ -20402,12 +20430,16 @@ static int gai_request_is_plain(const galloc_request *request)
 GAI_APART
 static int gai_malloc_near(enum gai_outcome outcome, gai_tcache_entry *entry, void **ptr, size_t bytes, uint32_t tag)
 {
+    galloc_pool *pool;
     gai_block *block = NULL;
+    int due = 0;
     if (outcome == GAI_LONG || bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2)) return 0;
-    if (outcome == GAI_DUE) block = gai_cache_pop_seen(entry->pool, &entry->site, bytes, tag);
-    if (!block) block = gai_pool_take_near(entry->pool, &entry->site, bytes, tag, outcome == GAI_KNOWN_EMPTY);
+    pool = entry->pool;
+    if (outcome == GAI_DUE) block = gai_cache_pop_seen(pool, &entry->site, bytes, tag);
+    if (!block) block = gai_pool_take_near(pool, &entry->site, bytes, tag, outcome == GAI_KNOWN_EMPTY, &due);
     if (!block) return 0;
     gai_tcache_gave(entry, block, block->addr, ptr);
+    if (due) gai_pool_tend(pool); /* last: a call from a callback may replace the entry */
     return 1;
 }
 

@@ -32,6 +32,8 @@ ends() { # what is wrong otherwise, command...
 
 ends "unloaded without a word" "$work/host" "$work/plugin.so"
 ends "unloaded after galloc_shutdown" "$work/host" "$work/plugin.so" end
+ends "unloaded while a thread ends" "$work/host" "$work/plugin.so" ending
+ends "unloaded after galloc_shutdown, while a thread ends" "$work/host" "$work/plugin.so" end ending
 
 if command -v "$cxx" >/dev/null 2>&1; then
     "$cxx" -std=c++11 -Wall -Wextra $flags -fPIC -shared -x c++ tests/plugin/plugin.c -o "$work/plugin++.so" \

@@ -1,8 +1,21 @@
 /* plugin.c - a library that has galloc inside, for check_plugin.sh. It compiles as C and as C++; there a static
    destructor frees what is left. */
 
+#include <poll.h>
+#include <pthread.h>
+
+/* A thread that is about to end takes long for each lock: so the library is unloaded while galloc is at its end. */
+static __thread int ending;
+
+static int plugin_lock(pthread_mutex_t *mutex)
+{
+    if (ending) (void)poll(NULL, 0, 50);
+    return pthread_mutex_lock(mutex);
+}
+
 #define GALLOC_STATIC
 #define GALLOC_IMPLEMENTATION
+#define pthread_mutex_lock plugin_lock
 #include "galloc.h"
 
 #if defined(__cplusplus)
@@ -13,6 +26,7 @@
 
 SHOWN int plugin_run(void);
 SHOWN int plugin_end(void);
+SHOWN int plugin_linger(void);
 SHOWN int plugin_keep(void **ptr);
 SHOWN int plugin_free(void *ptr);
 
@@ -43,6 +57,8 @@ SHOWN int plugin_run(void)
 SHOWN int plugin_keep(void **ptr) { return galloc_malloc(ptr, 5000, cudaStreamPerThread) != cudaSuccess; }
 
 SHOWN int plugin_free(void *ptr) { return galloc_free(ptr, cudaStreamPerThread) != cudaSuccess; }
+
+SHOWN int plugin_linger(void) { return !(ending = 1); }
 
 SHOWN int plugin_end(void)
 {

@@ -2318,6 +2318,33 @@ TEST(a_failed_resize_of_a_guarded_room_tells_nothing_of_the_blocks_stream)
     finish();
 }
 
+/* A wrong write that a refused resize has found is not found again when the block is freed, and a later one is. A
+   resize that is refused on another stream has no check: there the free finds it. */
+TEST(damage_found_by_a_refused_resize_counts_once)
+{
+    for (int how = 0; how < 3; how++) {
+        int again = how == 1, other = how == 2;
+        begin_backed(SIM_PACE_PROMPT);
+        galloc_config config = galloc_config_default();
+        config.debug = GUARDS;
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new(), t = stream_new();
+        void *p = get(pool, 1000, s), *wall = get(pool, 1000, s);
+        write_at(p, 1000, 1, 4, s);
+        EXPECT_EQ(galloc_resize(p, MIB(1), other ? t : s), cudaErrorNotSupported);
+        if (again) write_at(p, 1000, 1, 4, s);
+        OK(galloc_free(p, s));
+        OK(galloc_free(wall, s));
+        look_now(pool);
+        EXPECT_EQ(stats_of(pool).damages, 1 + again);
+        EXPECT_EQ(stats_of(pool).unchecked, other);
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
 static int free_the_victim(const galloc_report *report, void *victim)
 {
     (void)report;

@@ -233,6 +233,27 @@ TEST(what_is_held_above_a_lowered_limit_serves_any_request)
     }
 }
 
+/* Where that is not enough, giving memory back would not help such a request: all that is held stays. */
+TEST(what_no_memory_within_a_lowered_limit_could_serve_gives_nothing_back)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin_small(GIB(1));
+        cudaStream_t s = stream_new();
+        galloc_config config = config_of_kind(*kind);
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, MIB(32), s), *wall = get(pool, MIB(16), s), *q = get(pool, MIB(32), s);
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, s));
+        size_t held = stats_of(pool).reserved.current;
+        OK(galloc_pool_set_limit(pool, MIB(20)));
+        expect_no_memory(pool, MIB(72), s);
+        EXPECT_EQ(stats_of(pool).reserved.current, held);
+        OK(galloc_free(wall, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* With another backend only the driver could serve it: it is refused at once. */
 TEST(another_backend_keeps_to_a_lowered_limit)
 {
@@ -1649,6 +1670,25 @@ TEST(collection_and_pages_go_together)
     OK(galloc_free(get(plain, MIB(80), s), s));
     pool_end(pool);
     pool_end(plain);
+    finish();
+}
+
+/* One block at a time, each of another size: every free goes to the stream's cache, and the next allocation, which the
+   cache cannot serve, is where idle pages are found. */
+TEST(a_stream_with_one_block_at_a_time_collects_too)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_collecting(SIZE_MAX, 0.9, 100000000);
+    OK(galloc_free(get(pool, MIB(200), s), s));
+    OK(cudaDeviceSynchronize());
+    for (size_t i = 0; i < 300; i++) {
+        now_ns += 1000000;
+        OK(galloc_free(get(pool, KIB(64) + i * 512, s), s));
+    }
+    EXPECT(held(pool) <= MIB(4));
+    EXPECT(stats_of(pool).collections >= 1);
+    pool_end(pool);
     finish();
 }
 

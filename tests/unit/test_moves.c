@@ -1747,6 +1747,28 @@ TEST(a_pair_alone_is_served_without_a_plan)
     finish();
 }
 
+/* Parking ends after passes that mapped nothing, in a row; passes that mapped pages do not count, however many. */
+TEST(passes_that_map_pages_do_not_end_parking)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.stats_exact = 1; /* no stream cache serves the blocks */
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 1; i <= 16; i++) {
+        OK(galloc_free(get_used(pool, (size_t)i * MIB(4), s, 1), s));
+        EXPECT_EQ(stats_of(pool).grows, i);
+    }
+    for (int quiet = 0; quiet < 4; quiet++) {
+        EXPECT_EQ(inside_parked(pool), stats_of(pool).reserved.current);
+        OK(galloc_free(get_used(pool, MIB(4), s, 1), s));
+    }
+    for (int quiet = 0; quiet < 20; quiet++) OK(galloc_free(get_used(pool, MIB(4), s, 1), s));
+    EXPECT(inside_parked(pool) < stats_of(pool).reserved.current);
+    pool_end(pool);
+    finish();
+}
+
 static void get_pages(galloc_pool *pool, void **p, int n, cudaStream_t stream)
 {
     for (int i = 0; i < n; i++) p[i] = get_used(pool, PAGE, stream, 1);

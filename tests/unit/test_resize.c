@@ -1552,6 +1552,34 @@ TEST(a_block_freed_while_it_grows_is_no_block)
     finish();
 }
 
+static int free_on_its_stream(const galloc_report *report, void *user)
+{
+    (void)report;
+    OK(galloc_free(freed_in_growth.block, freed_in_growth.stream));
+    return user != NULL;
+}
+
+/* The same where the freed block stays in its stream's cache, as it was. */
+TEST(a_block_cached_while_it_grows_is_no_block)
+{
+    begin();
+    galloc_config config = config_limit(MIB(16));
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = freed_in_growth.stream = stream_new();
+    void *other = get(pool, MIB(12), s), *victim = freed_in_growth.block = get(pool, MIB(4), s);
+    galloc_callbacks callbacks = {0};
+    callbacks.on_oom = free_on_its_stream;
+    callbacks.user = pool;
+    OK(galloc_pool_set_callbacks(pool, &callbacks));
+    EXPECT_EQ(galloc_resize(victim, MIB(8), s), cudaErrorInvalidDevicePointer);
+    EXPECT(strstr(galloc_last_message(), "was freed while it grew") != NULL);
+    expect_healthy(pool, 1);
+    EXPECT_EQ(stats_of(pool).live.current, MIB(12));
+    OK(galloc_free(other, s));
+    pool_end(pool);
+    finish();
+}
+
 /* Only a part of a large page is replaced at once, the rest by the next growth: so memory that was reserved stays. */
 TEST(replaced_pages_stay_within_what_was_held)
 {

@@ -375,6 +375,54 @@ TEST(caches_of_other_devices_lose_memory_too)
     finish();
 }
 
+/* Nor does it take such memory later, when the program frees it. */
+TEST(no_cache_takes_a_block_that_a_reset_has_ended)
+{
+    begin_with_devices(2, SIM_PACE_RANDOM);
+    galloc_pool *pool = pool_expandable(0);
+    OK(cudaSetDevice(1));
+    cudaStream_t s = stream_new();
+    warm(pool, KIB(64), s);
+    void *lost = get(pool, KIB(64), s), *p[2];
+    OK(cudaSetDevice(0));
+    OK(cudaDeviceReset());
+    OK(galloc_pool_reserve(pool, MIB(2))); /* here it is noticed */
+    OK(cudaSetDevice(1));
+    warm(pool, KIB(64), s);
+    void *q = get(pool, KIB(64), s);
+    OK(galloc_free(lost, s));
+    for (int i = 0; i < 2; i++) {
+        p[i] = get(pool, KIB(64), s);
+        EXPECT(p[i] != lost);
+        EXPECT_EQ(inside_segment_is_lost(p[i]), 0);
+    }
+    for (int i = 0; i < 2; i++) OK(galloc_free(p[i], s));
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    finish();
+}
+
+/* The stream of the free may be one of the new context, in the place of the one that the block was given to. */
+TEST(a_lost_block_freed_on_a_new_stream_is_not_given_out)
+{
+    begin();
+    galloc_pool *pool = pool_expandable(0);
+    void *lost = get(pool, 4096, stream_new()), *p[3], *there;
+    OK(cudaDeviceReset());
+    OK(cudaMalloc(&there, MIB(2)));
+    EXPECT(there == lost); /* or else the driver might give its addresses to the pool again */
+    cudaStream_t s = stream_new();
+    for (size_t i = 0; i < 2; i++) p[i] = get(pool, 8192 << i, s);
+    OK(galloc_free(lost, s));
+    p[2] = get(pool, 4096, s);
+    EXPECT(p[2] != lost);
+    EXPECT_EQ(inside_segment_is_lost(p[2]), 0);
+    for (int i = 0; i < 3; i++) OK(galloc_free(p[i], s));
+    OK(cudaFree(there));
+    pool_end(pool);
+    finish();
+}
+
 /* What was freed on a default stream after a reset is not taken for finished with what was freed before it. */
 TEST(a_cache_of_before_a_reset_takes_nothing_after_it)
 {

@@ -217,6 +217,28 @@ TEST(a_resize_is_two_rows_at_one_address)
     finish();
 }
 
+/* A room in the log is the one asked for: with a guard, too, and not rounded. */
+TEST(rows_have_the_room_of_the_request)
+{
+    begin();
+    log_to("log.csv");
+    galloc_config config = galloc_config_default();
+    config.debug = GALLOC_DEBUG_GUARDS;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *p = get_growable(pool, 1000, MIB(4) - 100, s), *q = get_growable(pool, MIB(3), 1000, s);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    log_begin();
+    expect_row("allocate,%p,1000,%llu,1,room=%zu", p, stream_id(s), MIB(4) - 100);
+    expect_row("allocate,%p,%zu,%llu,1,room=%zu", q, MIB(3), stream_id(s), MIB(3));
+    stream_end(s);
+    pool_end(pool);
+    free(log_rows), log_rows = NULL;
+    log_ends();
+    finish();
+}
+
 /* A log is there to be replayed with other settings, so it has what was asked for, whatever came of it. */
 TEST(rows_of_requests_have_the_same_words_with_all_settings)
 {
