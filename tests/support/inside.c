@@ -265,6 +265,8 @@ void inside_set_memory_limit(galloc_pool *pool, size_t bytes) { gai_budget_set_o
 void inside_set_live_peak(galloc_pool *pool, size_t bytes) { inside_pool(pool)->live_peak = bytes; }
 void inside_never_look_for_idle(galloc_pool *pool) { inside_pool(pool)->collector.look = UINT64_MAX; }
 
+void inside_count_live(galloc_pool *pool, long long bytes) { inside_pool(pool)->stats.live.current += bytes; }
+
 void inside_charge(galloc_pool *pool, size_t bytes, int on)
 {
     inside_pool(pool)->budget->held += on ? bytes : 0 - bytes;

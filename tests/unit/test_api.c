@@ -735,6 +735,20 @@ TEST(resize_counts_what_grew)
 }
 
 /* Marks that are promised to nobody would be missing in the end. */
+TEST(the_check_counts_live_bytes)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, 1000, 0);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    inside_count_live(pool, -100);
+    EXPECT_EQ(galloc_pool_check(pool), 1);
+    inside_count_live(pool, 100);
+    OK(galloc_free(p, 0));
+    pool_end(pool);
+    finish();
+}
+
 TEST(the_check_counts_promised_marks)
 {
     begin();

@@ -278,6 +278,7 @@ static const wrong_case wrong[] = {
     {"memory_limit:1G,memory_limit_mb:5", {"at 17:", "'memory_limit' is given twice", NULL}},
     {"gc_threshold:0.5,garbage_collection_threshold:0.6", {"at 18:", "'garbage_collection_threshold' is given twice"}},
     {"overhead:0.1,like:pytorch", {"at 14:", "'like' must come first", NULL}},
+    {"memory_limit_mb:100,like:pytorch", {"at 21:", "'like' must come first", NULL}},
     {"like:torch", {"at 1:", "'torch' is no value for like", "galloc or pytorch"}},
     {"backend:cudamalloc", {"'cudamalloc' is no value for backend", "native, cudaMalloc or cudaMallocAsync"}},
     {"strategy:", {"'' is no value for strategy", "caching, pooled or heuristic"}},
@@ -522,6 +523,34 @@ TEST(bounds_in_messages_are_true)
         EXPECT_EQ(galloc_config_print(&c, text, sizeof text), cudaErrorInvalidValue);
         if (!EXPECT(strstr(galloc_last_message(), says[i]) != NULL)) printf("    %s\n", galloc_last_message());
     }
+    finish();
+}
+
+/* As many digits as each setting may have. */
+TEST(the_longest_text_has_room)
+{
+    char text[GALLOC_CONFIG_TEXT];
+    galloc_config c = galloc_config_default(), again = c;
+    begin();
+    for (int i = 0; i < 16; i++) c.roundup_power2_divisions[i] = i & 1 ? 1u << 29 : 1u << 30;
+    size_t *const bytes[] = {&c.memory_limit, &c.device_limit, &c.max_split_size, &c.max_non_split_rounding,
+                             &c.release_threshold, &c.quarantine_bytes};
+    for (size_t i = 0; i < sizeof bytes / sizeof *bytes; i++) *bytes[i] = SIZE_MAX - 1;
+    c.per_process_memory_fraction = 0.123457;
+    c.gc_threshold = 0.987654;
+    c.overhead = 98.765432;
+    c.gc_age = UINT64_MAX / 1000000 * 1000000;
+    c.lane_bytes = MIB(64) - 1;
+    c.history = (1 << 24) - 1;
+    c.history_stacks = 32;
+    c.reuse = GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT;
+    c.debug = GALLOC_DEBUG_GUARDS | GALLOC_DEBUG_POISON | GALLOC_DEBUG_QUARANTINE;
+    c.debug_sample = 999999999;
+    c.max_retries = 999;
+    OK(galloc_config_print(&c, text, sizeof text));
+    OK(galloc_config_parse(&again, text, NULL, 0));
+    EXPECT(again.quarantine_bytes == SIZE_MAX - 1 && again.gc_age == c.gc_age);
+    EXPECT_EQ(again.debug_sample, 999999999);
     finish();
 }
 

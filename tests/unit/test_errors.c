@@ -957,6 +957,23 @@ TEST(a_context_is_let_go_by_who_fails)
     finish();
 }
 
+/* A stream that the pool has not seen, and a driver that does not tell its context: that is the driver's error. */
+TEST(a_context_that_is_not_told_is_an_error_of_the_driver)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    cudaStream_t s = stream_new();
+    void *p = pool;
+    sim_fail("cuCtxGetId", 1, 1, cudaErrorUnknown);
+    FAILS(galloc_pool_malloc(pool, &p, 4096, s), cudaErrorUnknown);
+    sim_fail_clear();
+    EXPECT(!p);
+    p = get(pool, 4096, s);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
 /* The driver gives addresses out again: a new segment may lie where a void one was. */
 TEST(addresses_come_back_after_a_reset)
 {

@@ -9,9 +9,12 @@
 
 typedef void handler(void);
 static int watch(handler *before, handler *after, handler *child);
+static pid_t process(void);
 #define pthread_atfork watch
+#define getpid process
 #include "inside.c"
 #undef pthread_atfork
+#undef getpid
 
 #include "setup.h"
 
@@ -28,6 +31,14 @@ static int watch(handler *before, handler *after, handler *child)
     reach(REGISTERED);
     while (reached() != GOES_ON) usleep(100);
     return result;
+}
+
+static __thread int slowly;
+
+static pid_t process(void)
+{
+    if (slowly) usleep(200000);
+    return getpid();
 }
 
 /* The status of a child process that runs a function; -1 if it does not end within five seconds. */
@@ -83,6 +94,32 @@ static int fork_while_it_begins(void)
 
 /* A child of such a fork registers the handlers again, and may fork. */
 TEST(handlers_that_are_registered_twice_lock_once) { EXPECT_EQ(in_child(fork_while_it_begins), 0); }
+
+static void ignore_line(int level, const char *text, void *user);
+
+static void *set_the_log(void *arg)
+{
+    usleep(100000);
+    galloc_set_log(ignore_line, NULL);
+    return arg;
+}
+
+static int log_while_the_first_fork_begins(void)
+{
+    pthread_t thread;
+    int status;
+    void *p = NULL;
+    if (galloc_malloc(&p, KIB(4), NULL) || pthread_create(&thread, NULL, set_the_log, NULL)) return 1;
+    slowly = 1;
+    status = in_child(nothing);
+    slowly = 0;
+    if (pthread_join(thread, NULL) || status) return 2;
+    return galloc_free(p, NULL) ? 3 : 0;
+}
+
+/* A thread of the parent that asks whether it is in a child, while another is about to fork for the first time, is
+   not. */
+TEST(a_thread_beside_the_first_fork_is_in_the_parent) { EXPECT_EQ(in_child(log_while_the_first_fork_begins), 0); }
 
 /* The program's own handlers, registered before galloc's: in the child they run before galloc's does. */
 static int uses_driver;

@@ -94,6 +94,73 @@ static void busy_end(busy *b)
     finish();
 }
 
+/* Two streams have freed as much each, the first to be met last. The host waits for the older event: the stream of the
+   other one may never get on. */
+TEST(the_host_waits_for_the_oldest_event)
+{
+    begin_still();
+    galloc_config config = config_limit(MIB(64));
+    config.reuse = GALLOC_REUSE_COMPLETED;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s[3] = {stream_new(), stream_new(), stream_new()};
+    void *p[2];
+    for (int i = 0; i < 2; i++) p[i] = get_used(pool, MIB(30), s[i], 1);
+    sim_hold(s[0], 1);
+    OK(galloc_free(p[1], s[1]));
+    OK(galloc_free(p[0], s[0]));
+    void *q = get(pool, MIB(30), s[2]);
+    EXPECT_EQ(sim_findings(SIM_DEADLOCK), 0);
+    sim_hold(s[0], 0);
+    OK(galloc_free(q, s[2]));
+    pool_end(pool);
+    finish();
+}
+
+/* A pool of 1/57 of its limit makes a stream wait, one of 1/70 grows instead. */
+TEST(a_stream_waits_from_a_64th_of_the_limit_on)
+{
+    for (int most = 57; most <= 70; most += 13) {
+        begin_still();
+        galloc_config config = config_limit(MIB(112) * (size_t)most);
+        config.growth = MIB(2);
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new(), t = stream_new();
+        void *p = get(pool, MIB(56), s), *q = get_used(pool, MIB(56), t, 1);
+        OK(galloc_free(q, t));
+        q = get(pool, MIB(56), s);
+        EXPECT_EQ(stats_of(pool).waits, most == 57);
+        EXPECT_EQ(stats_of(pool).reserved.current, most == 57 ? MIB(112) : MIB(168));
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* throw_on_cudamalloc_oom leaves out what waits or gives memory back. The use of a part of a parked page does neither. */
+TEST(parts_of_parked_pages_are_used_at_once)
+{
+    begin();
+    galloc_config config = config_limit(MIB(64));
+    config.throw_on_cudamalloc_oom = 1;
+    config.growth = MIB(64);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *p = get(pool, MIB(32), s), *q = get_used(pool, MIB(32), t, 1);
+    sim_hold(t, 1);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, t));
+    p = get(pool, MIB(3), s);
+    q = get(pool, MIB(5), s);
+    EXPECT_EQ(stats_of(pool).rejections, 0);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(64));
+    sim_hold(t, 0);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    finish();
+}
+
 /* S has its block again, with an event recorded for its use before. To wait for that event gains nothing. */
 TEST(the_host_waits_for_no_event_that_keeps_no_memory)
 {

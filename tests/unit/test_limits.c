@@ -313,6 +313,25 @@ TEST(a_full_device_is_named)
 
 /* ---- the limit that pools share ---------------------------------------------------------------------------------- */
 
+/* In whichever order the pools begin that name one. */
+TEST(the_lowest_limit_of_a_devices_pools_counts)
+{
+    for (int first = 0; first < 2; first++) {
+        begin_small(GIB(1));
+        galloc_config config = galloc_config_default();
+        galloc_pool *pool[2];
+        for (int i = 0; i < 2; i++) {
+            config.device_limit = i == first ? MIB(100) : MIB(200);
+            pool[i] = pool_new(&config);
+        }
+        for (int i = 0; i < 2; i++) expect_no_memory(pool[i], MIB(150), 0);
+        pool_end(pool[first]);
+        OK(galloc_free(get(pool[1 - first], MIB(150), 0), 0));
+        pool_end(pool[1 - first]);
+        finish();
+    }
+}
+
 TEST(pools_of_a_device_share_its_limit)
 {
     FOR_BOTH_KINDS (kind) {
@@ -1735,6 +1754,50 @@ TEST(a_collection_that_fails_is_not_what_a_call_fails_for)
 }
 
 /* ---- giving back by hand ----------------------------------------------------------------------------------------- */
+
+/* Bytes of memory at so many addresses from ptr on. */
+static size_t mapped(char *ptr, size_t bytes)
+{
+    size_t there = 0;
+    for (size_t at = 0; at < bytes; at += MIB(2))
+        there += info_of(ptr + at).state == GALLOC_STATE_FOREIGN ? 0 : MIB(2);
+    return there;
+}
+
+/* A part from the middle of a free block: what is left of it on both sides is as old as before. A trim takes older
+   blocks first. */
+TEST(the_rest_of_a_block_is_as_old_as_it_was)
+{
+    enum { MANY = 100 };
+    static const int middles[] = {1, 12, 50, 95};
+    for (int k = 0; k < 4; k++) {
+        int middle = middles[k], gone = middle > 10 ? 10 : 1;
+        begin();
+        galloc_config config = galloc_config_default();
+        config.growth = MIB(2);
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new();
+        char *p[MANY], *part;
+        void *wall[MANY];
+        galloc_request request = {.bytes = MIB(9), .alignment = MIB(8), .stream = s, .pool = pool};
+        for (int i = 0; i < MANY; i++) {
+            p[i] = get(pool, i == middle ? MIB(24) : MIB(4), s);
+            wall[i] = get(pool, MIB(2), s);
+        }
+        for (int i = 0; i < MANY; i++) OK(galloc_free(p[i], s));
+        OK(galloc_pool_trim(pool, held(pool) - MIB(2), NULL)); /* from now on the work is known to be complete */
+        EXPECT_EQ(mapped(p[0], MIB(4)), MIB(2));
+        OK(galloc_alloc((void **)&part, &request));
+        EXPECT(part >= p[middle] && part + MIB(9) <= p[middle] + MIB(24));
+        OK(galloc_pool_trim(pool, held(pool) - (size_t)gone * MIB(4) + MIB(2), NULL));
+        for (int i = 0; i < gone; i++) EXPECT_EQ(mapped(p[i], MIB(4)), 0);
+        EXPECT_EQ(mapped(p[middle], MIB(24)), MIB(24));
+        OK(galloc_free(part, s));
+        for (int i = 0; i < MANY; i++) OK(galloc_free(wall[i], s));
+        pool_end(pool);
+        finish();
+    }
+}
 
 TEST(a_sync_point_leaves_the_release_threshold)
 {

@@ -537,6 +537,18 @@ TEST(the_first_of_a_device)
     no_findings();
 }
 
+/* A free by the address leaves the context retained as often as before. */
+TEST(frees_leave_the_context_as_it_was)
+{
+    start();
+    void *p = alloc(KIB(64)), *q = alloc(KIB(64));
+    int retained = sim_retained(0);
+    OK(cudaFree(p));
+    OK(galloc_override_free(q, 0, GALLOC_OVERRIDE_DEVICE));
+    EXPECT_EQ(sim_retained(0), retained);
+    no_findings();
+}
+
 TEST(errors)
 {
     start();

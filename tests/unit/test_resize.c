@@ -1580,6 +1580,45 @@ TEST(a_block_cached_while_it_grows_is_no_block)
     finish();
 }
 
+/* S may still write a block that t has waited for, and gets only its last bytes to cut off. What s wrote before, it still
+   may: u gets nothing of it. */
+TEST(a_cut_on_a_stream_keeps_its_earlier_mark)
+{
+    begin_still();
+    galloc_config config = config_limit(MIB(6));
+    config.growth = MIB(2);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    OK(galloc_free(get(pool, 1000, u), u));
+    void *q = get(pool, 1000, t), *p = get_used(pool, MIB(4), s, 1);
+    OK(galloc_free(p, s));
+    p = get(pool, MIB(4), t);
+    EXPECT_EQ(stats_of(pool).waits, 1);
+    OK(galloc_resize(p, MIB(4) - 100, s));
+    OK(galloc_free(p, u));
+    p = get(pool, MIB(3), u);
+    put(u, p, MIB(3), 2); /* a race unless u waits for s */
+    OK(galloc_free(p, u));
+    OK(galloc_free(q, t));
+    pool_end(pool);
+    finish();
+}
+
+/* The end that a resize cuts off was freed on the stream of the resize. */
+TEST(what_a_resize_cuts_off_was_freed_on_its_stream)
+{
+    begin_still();
+    galloc_pool *pool = pool_new(NULL);
+    cudaStream_t s = stream_new(), t = stream_new();
+    char *p = get(pool, MIB(8), s);
+    OK(galloc_resize(p, MIB(2), t));
+    EXPECT_EQ(info_of(p + MIB(5)).stream_id, stream_id(t));
+    EXPECT_EQ(info_of(p).stream_id, stream_id(s));
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
 /* Only a part of a large page is replaced at once, the rest by the next growth: so memory that was reserved stays. */
 TEST(replaced_pages_stay_within_what_was_held)
 {

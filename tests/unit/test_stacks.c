@@ -949,6 +949,26 @@ TEST(a_caller_that_ends_with_its_call_has_its_name)
     finish();
 }
 
+/* With one stack, the number of frames is that of its event, and of galloc's own, which are kept and not shown. */
+TEST(frames_are_counted)
+{
+    galloc_config config = config_stacks("memory_limit:1G", 8);
+    begin();
+    galloc_pool *pool = pool_new(&config);
+    void *p = site_malloc(pool, 5000, NULL);
+    value *v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    const value *frame = frames_of(event_named(v, "alloc"))->first;
+    uint64_t frames = 0;
+    for (; frame; frame = frame->next) frames++;
+    EXPECT(frames > 1);
+    EXPECT_EQ(number_of(depot_of(v), "kept"), 1);
+    EXPECT(number_of(depot_of(v), "frames") >= frames && number_of(depot_of(v), "frames") <= frames + 24);
+    value_free(v);
+    OK(galloc_free(p, NULL));
+    pool_end(pool);
+    finish();
+}
+
 /* ---- limits ------------------------------------------------------------------------------------------------------ */
 
 /* More stacks than the depot takes, by their number and by their frames: the rest is counted, and nothing fails. */

@@ -827,6 +827,25 @@ TEST(a_block_of_the_size_that_is_never_cut_is_not_cut)
     }
 }
 
+/* Bytes that a block grows by count as allocated, those that it is cut by as freed. */
+TEST(resizes_count_in_the_totals)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = torch_config();
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(2), s);
+    OK(galloc_resize(p, MIB(4), s));
+    EXPECT_EQ(torch_of(pool).requested_bytes.all.total, MIB(4));
+    EXPECT_EQ(torch_of(pool).allocated_bytes.all.total, stats_of(pool).allocated.total);
+    OK(galloc_resize(p, MIB(3), s));
+    EXPECT_EQ(torch_of(pool).requested_bytes.all.total, MIB(4));
+    OK(galloc_resize(p, MIB(4), s));
+    EXPECT_EQ(torch_of(pool).requested_bytes.all.total, MIB(5));
+    give(p, s);
+    end(pool, s);
+}
+
 /* A block that is resized counts by the size that it has now. */
 TEST(a_block_that_shrinks_below_max_split_size_is_no_longer_oversize)
 {
