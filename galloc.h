@@ -186,14 +186,14 @@
      Rules: calls on captured streams read the graph, so threads that capture into one graph must take turns with them
      (CUDA Runtime API, "Graph object thread safety"). During a capture the program may destroy a stream whose work is
      joined, but not the one on which the capture began, nor one that it has recorded for a block. With stream_check:off
-     nothing may be captured. If the program moves a captured stream to another position of the graph (by
-     cudaStreamUpdateCaptureDependencies or a second capture into it), first free there what it used; it reuses earlier
-     frees only if the new position comes after the old one. A conditional node's body is a graph of its own.
-     No galloc call ends a capture or adds a stream to one, in any thread and capture mode. The exception is a capture
-     that another thread begins during the call: on the stream of the call, or, if the call names the legacy stream or a
-     block recorded for it, on a blocking stream. A free on a stream whose capture was invalidated succeeds.
-     galloc_stats.graph_bytes counts the free memory that graphs own. galloc_pool_trim leaves it alone, and
-     galloc_pool_destroy and galloc_shutdown fail while there is any.
+     nothing may be captured. If the program moves a captured stream to another position of the graph
+     (cudaStreamUpdateCaptureDependencies, a second capture into it), first free there what it used; it reuses earlier
+     frees only if the new position comes after the old one. Behind a programmatic launch it must come after. A
+     conditional node's body is a graph of its own. No galloc call ends a capture or adds a stream to one, in any thread
+     and capture mode, except a capture that another thread begins during the call: on the stream of the call, or, if
+     the call names the legacy stream or a block recorded for it, on a blocking stream. A free on a stream whose capture
+     was invalidated succeeds. galloc_stats.graph_bytes counts the free memory that graphs own. galloc_pool_trim leaves
+     it alone, and galloc_pool_destroy and galloc_shutdown fail while there is any.
 
    ON RUNNING OUT
      A request that fits no free block takes these steps until one serves it; when all fail it returns
@@ -219,9 +219,10 @@
      backends still free blocks in the driver.
 
    ON THREADS
-     Any thread may call any function at any time, on any stream. Calls that a stream cache serves take only the lock of
-     that cache. All other calls take the pool's lock, which is never held around a driver call: while a thread creates
-     pages, others that need none go on. The child process of a fork gets cudaErrorInitializationError.
+     Any thread may call any function at any time, on any stream; it must not be cancelled (pthread_cancel) in a call.
+     Calls that a stream cache serves take only the lock of that cache. All other calls take the pool's lock, which is
+     never held around a driver call: while a thread creates pages, others that need none go on. The child process of a
+     fork gets cudaErrorInitializationError.
      stream_check: each call asks CUDA whether its stream is being captured, and for the stream's id (on default
      streams: for the current context), since CUDA reuses handles. stream_check:off skips that in calls that a stream
      cache serves. It is a promise: nothing is captured while galloc is in use; each stream is retired
@@ -2439,17 +2440,27 @@ static CUresult gai_capture_of(CUstream stream, CUstreamCaptureStatus *status, u
     return result;
 }
 
-/* Copies the graph nodes on which the stream's next captured work will depend: all its work so far is among them or
-   precedes them. 0: the query failed, there are more than `most` nodes, or this capture has ended. */
-static int gai_capture_nodes(CUstream stream, unsigned long long capture, CUgraphNode *nodes, size_t *n, size_t most)
+/* The graph nodes on which the stream's next captured work will depend: all its work so far is among them or precedes
+   them. They are the driver's, until the next call on the stream. An error: the query failed, or the capture has
+   ended. */
+static CUresult gai_capture_look(CUstream stream, unsigned long long capture, const CUgraphNode **found, size_t *n)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     cuuint64_t id = 0;
     CUgraph graph = NULL;
-    const CUgraphNode *found = NULL;
+    CUresult result;
+    *found = NULL;
     *n = 0;
-    if (gai_cu.StreamGetCaptureInfo(stream, &status, &id, &graph, &found, GAI_NO_EDGES n)) return 0;
-    if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE || id != capture || *n > most) return 0;
+    result = gai_cu.StreamGetCaptureInfo(stream, &status, &id, &graph, found, GAI_NO_EDGES n);
+    if (!result && (status != CU_STREAM_CAPTURE_STATUS_ACTIVE || id != capture)) result = CUDA_ERROR_INVALID_VALUE;
+    return result;
+}
+
+/* Copies these nodes. 0: the query failed, there are more than `most`, or this capture has ended. */
+static int gai_capture_nodes(CUstream stream, unsigned long long capture, CUgraphNode *nodes, size_t *n, size_t most)
+{
+    const CUgraphNode *found;
+    if (gai_capture_look(stream, capture, &found, n) || *n > most) return 0;
     if (*n) memcpy(nodes, found, *n * sizeof *nodes);
     return 1;
 }
@@ -2795,9 +2806,11 @@ typedef struct gai_graph_position {
 
 #define GAI_WALK_WIDTH 64 /* dependencies of one node, or of a stream's next work, that are looked at */
 
-/* The nodes that a captured stream's next work would have followed at its last call. n > GAI_WALK_WIDTH: not known */
+/* The nodes that a captured stream's next work would have followed at its last call. n > GAI_WALK_WIDTH: not known,
+   for an edge that cannot be read if `weak` */
 typedef struct gai_graph_place {
     size_t n;
+    int weak;
     CUgraphNode nodes[GAI_WALK_WIDTH];
 } gai_graph_place;
 
@@ -6322,23 +6335,46 @@ static void gai_pool_shut_caches(galloc_pool *pool)
 
 /* ---- the order that is captured ---- */
 
-#define GAI_WALK 512       /* nodes that a walk visits at most, backwards from the stream's present end */
-#define GAI_WALK_INDEX 1024
+#define GAI_WALK 512 /* nodes of a walk without host memory; gai_step_follow visits no more */
+#define GAI_LOSSY_QUERY ((CUresult)402) /* CUDA_ERROR_LOSSY_QUERY, since CUDA 12.3: an edge has data */
 
-/* Nodes that precede everything captured on a stream from now on. */
+/* Nodes that precede everything captured on a stream from now on.
+   index: a hash table of 2 * room entries: 1 + a node's place in `nodes`; 0: empty.  room is a power of two */
 typedef struct gai_walk {
-    size_t n;
+    size_t n, room;
+    int bounded; /* it has room for GAI_WALK nodes and no more */
     int partial; /* some nodes could not be read, or are too far away */
-    CUgraphNode nodes[GAI_WALK];
-    unsigned short index[GAI_WALK_INDEX]; /* hash table: 1 + a node's place in `nodes`; 0: empty */
+    int weak;    /* an edge is weaker than full completion ordering, and cannot be read */
+    CUgraphNode *nodes;
+    uint32_t *index;
+    void *more;  /* host memory of both; NULL: they are these: */
+    CUgraphNode few[GAI_WALK];
+    uint32_t few_index[2 * GAI_WALK];
 } gai_walk;
 
 /* The index slot of a node, or the empty slot for it. */
 static size_t gai_walk_find(const gai_walk *walk, CUgraphNode node)
 {
-    size_t at = (size_t)((uint64_t)(uintptr_t)node * 0x9e3779b97f4a7c15u >> 54) % GAI_WALK_INDEX;
-    while (walk->index[at] && walk->nodes[walk->index[at] - 1] != node) at = (at + 1) % GAI_WALK_INDEX;
+    size_t most = 2 * walk->room - 1, at = (size_t)((uint64_t)(uintptr_t)node * 0x9e3779b97f4a7c15u >> 32) & most;
+    while (walk->index[at] && walk->nodes[walk->index[at] - 1] != node) at = (at + 1) & most;
     return at;
+}
+
+/* Doubles the room. 0: it is bounded, or the host has no memory. */
+static int gai_walk_grow(gai_walk *walk)
+{
+    size_t room = 2 * walk->room, bytes = room * sizeof *walk->nodes + 2 * room * sizeof *walk->index, i;
+    void *old = walk->more, *more = walk->bounded || room > UINT32_MAX / 4 ? NULL : GALLOC_MALLOC(bytes);
+    if (!more) return 0;
+    memset(more, 0, bytes);
+    memcpy(more, walk->nodes, walk->n * sizeof *walk->nodes);
+    walk->more = more;
+    walk->room = room;
+    walk->nodes = (CUgraphNode *)more;
+    walk->index = (uint32_t *)(void *)(walk->nodes + room);
+    for (i = 0; i < walk->n; i++) walk->index[gai_walk_find(walk, walk->nodes[i])] = (uint32_t)i + 1;
+    if (old) GALLOC_FREE(old);
+    return 1;
 }
 
 static void gai_walk_add(gai_walk *walk, const CUgraphNode *nodes, size_t n)
@@ -6346,21 +6382,56 @@ static void gai_walk_add(gai_walk *walk, const CUgraphNode *nodes, size_t n)
     for (; n > 0; n--, nodes++) {
         size_t at = gai_walk_find(walk, *nodes);
         if (!*nodes || walk->index[at]) continue;
-        walk->partial |= walk->n == GAI_WALK;
-        if (walk->n == GAI_WALK) return;
+        if (walk->n == walk->room && !gai_walk_grow(walk)) {
+            walk->partial = 1;
+            return;
+        }
+        at = gai_walk_find(walk, *nodes);
         walk->nodes[walk->n++] = *nodes;
-        walk->index[at] = (unsigned short)walk->n;
+        walk->index[at] = (uint32_t)walk->n;
     }
 }
 
-/* Starts a walk at the stream's present end. */
-static void gai_walk_begin(gai_walk *walk, CUstream stream, unsigned long long capture)
+/* Notes an error of the driver's. */
+static void gai_walk_note(gai_walk *walk, CUresult result)
 {
-    CUgraphNode nodes[GAI_WALK_WIDTH];
+    walk->partial |= result != CUDA_SUCCESS;
+    walk->weak |= result == GAI_LOSSY_QUERY;
+}
+
+/* Starts a walk at the stream's present end. gai_walk_end ends it, unless it is bounded. */
+static void gai_walk_begin(gai_walk *walk, CUstream stream, unsigned long long capture, int bounded)
+{
+    const CUgraphNode *nodes;
     size_t n;
+    CUresult result;
     memset(walk, 0, sizeof *walk);
-    walk->partial = !gai_capture_nodes(stream, capture, nodes, &n, GAI_WALK_WIDTH);
-    if (!walk->partial) gai_walk_add(walk, nodes, n);
+    walk->bounded = bounded;
+    walk->room = GAI_WALK;
+    walk->nodes = walk->few;
+    walk->index = walk->few_index;
+    result = gai_capture_look(stream, capture, &nodes, &n);
+    gai_walk_note(walk, result);
+    if (!result) gai_walk_add(walk, nodes, n);
+}
+
+static void gai_walk_end(gai_walk *walk)
+{
+    if (walk->more) GALLOC_FREE(walk->more);
+}
+
+/* Adds the direct dependencies of the node at `at`, of which there are many. */
+static void gai_walk_on_wide(gai_walk *walk, size_t at)
+{
+    CUgraphNode *nodes = NULL;
+    size_t n = 0;
+    CUresult result = gai_cu.GraphNodeGetDependencies(walk->nodes[at], NULL, GAI_NO_EDGES &n);
+    if (!result && n <= SIZE_MAX / sizeof *nodes) nodes = (CUgraphNode *)GALLOC_MALLOC(n * sizeof *nodes);
+    if (!result) result = nodes ? gai_cu.GraphNodeGetDependencies(walk->nodes[at], nodes, GAI_NO_EDGES &n)
+                                : GAI_NO_HOST_MEMORY;
+    gai_walk_note(walk, result);
+    if (!result) gai_walk_add(walk, nodes, n);
+    if (nodes) GALLOC_FREE(nodes);
 }
 
 /* Adds the direct dependencies of the node at `at`. */
@@ -6369,7 +6440,12 @@ static void gai_walk_on(gai_walk *walk, size_t at)
     CUgraphNode nodes[GAI_WALK_WIDTH];
     size_t n = GAI_WALK_WIDTH;
     CUresult result = gai_cu.GraphNodeGetDependencies(walk->nodes[at], nodes, GAI_NO_EDGES &n);
-    walk->partial |= result || n >= GAI_WALK_WIDTH;
+    if (!result && n >= GAI_WALK_WIDTH && !walk->bounded) {
+        gai_walk_on_wide(walk, at);
+        return;
+    }
+    gai_walk_note(walk, result);
+    walk->partial |= n >= GAI_WALK_WIDTH;
     if (!result) gai_walk_add(walk, nodes, gai_min(n, GAI_WALK_WIDTH));
 }
 
@@ -6381,12 +6457,13 @@ static int gai_walk_covers(const gai_walk *walk, const CUgraphNode *nodes, size_
     return i == n;
 }
 
-/* Does the stream's next work come after these nodes? If the walk is partial and finds no answer, it counts as yes. */
+/* Does the stream's next work come after these nodes? What cannot be found out counts as no, except behind an edge that
+   cannot be read: programs with programmatic launches would keep no memory from one call to the next. */
 static int gai_walk_reaches(gai_walk *walk, const CUgraphNode *nodes, size_t n)
 {
     size_t at = 0;
     while (!gai_walk_covers(walk, nodes, n)) {
-        if (at == walk->n) return walk->partial;
+        if (at == walk->n) return walk->weak;
         gai_walk_on(walk, at++);
     }
     return 1;
@@ -6861,10 +6938,12 @@ static int gai_stream_goes_on(galloc_pool *pool, gai_stream *stream, const gai_s
     int goes_on;
     stream->busy++;
     gai_lock_off(&pool->lock);
-    gai_walk_begin(&walk, site->handle, site->capture);
-    is.n = walk.partial ? GAI_WALK_WIDTH + 1 : walk.n;
+    gai_walk_begin(&walk, site->handle, site->capture, 0);
+    is.n = walk.partial || walk.n > GAI_WALK_WIDTH ? GAI_WALK_WIDTH + 1 : walk.n;
+    is.weak = walk.weak;
     if (is.n <= GAI_WALK_WIDTH) memcpy(is.nodes, walk.nodes, is.n * sizeof *is.nodes);
-    goes_on = was.n > GAI_WALK_WIDTH || gai_walk_reaches(&walk, was.nodes, was.n);
+    goes_on = was.n > GAI_WALK_WIDTH ? was.weak : gai_walk_reaches(&walk, was.nodes, was.n);
+    gai_walk_end(&walk);
     gai_lock_on(&pool->lock);
     stream->here = is;
     stream->busy--;
@@ -11947,7 +12026,7 @@ static int gai_step_follow(gai_job *job)
     walk = useful ? (gai_walk *)GALLOC_MALLOC(sizeof *walk) : NULL;
     if (!walk) return 0;
     if (!gai_scope_push(&scope, job->params.stream->context)) { /* a per-thread stream is the current context's */
-        gai_walk_begin(walk, job->site.handle, job->params.stream->capture_id);
+        gai_walk_begin(walk, job->site.handle, job->params.stream->capture_id, 1);
         while (at < walk->n) gai_walk_on(walk, at++);
         gai_scope_leave(&scope);
         gai_lock_on(&job->pool->lock);

@@ -308,7 +308,7 @@ TEST(a_stream_that_is_set_back_from_a_wide_join_shares_nothing)
     }
 }
 
-/* A node that comes after more others than are looked at: the stream's past counts as one of them. */
+/* A node that comes after many others: the stream's past is one of them. */
 TEST(a_stream_goes_on_behind_a_join_of_many)
 {
     enum { JOINED = 150 };
@@ -333,7 +333,7 @@ TEST(a_stream_goes_on_behind_a_join_of_many)
     }
 }
 
-/* The same without a node that joins them: there are more dependencies than are looked at. */
+/* The same without a node that joins them. */
 TEST(a_stream_goes_on_behind_many)
 {
     enum { NODES = 150 };
@@ -356,7 +356,104 @@ TEST(a_stream_goes_on_behind_many)
     finish();
 }
 
-/* Many nodes between two calls: what is too far away counts as before, as a stream's past. */
+/* A second branch of a graph, captured on the same stream: its first galloc call comes after many nodes, or it begins
+   behind many. None of them comes after the first branch. */
+TEST(a_long_or_wide_branch_of_a_graph_shares_nothing)
+{
+    enum { NODES = 1500 };
+    for (int wide = 0; wide < 2; wide++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_for(3);
+        static cudaGraphNode_t before[NODES];
+        void *other;
+        cudaGraph_t graph = NULL;
+        OK(cudaMalloc(&other, BLOCK));
+        OK(cudaGraphCreate(&graph, 0));
+        capture_into(graph, s, NULL, 0);
+        void *p = pass(pool, s, 1);
+        (void)capture_end(s);
+        for (int i = 0; i < NODES && wide; i++) OK(cudaGraphAddEmptyNode(&before[i], graph, NULL, 0));
+        capture_into(graph, s, before, wide ? NODES : 0);
+        for (int i = 0; i < NODES && !wide; i++) put(s, other, BLOCK, 3);
+        void *q = pass(pool, s, 2);
+        EXPECT(q != p);
+        if (!wide) EXPECT(pass(pool, s, 3) == q);
+        (void)capture_end(s);
+        cudaGraphExec_t exec = instance(graph);
+        OK(cudaGraphLaunch(exec, t));
+        OK(cudaStreamSynchronize(t));
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaGraphDestroy(graph));
+        OK(cudaFree(other));
+        expect_room(pool, 3);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* A side stream that was joined and destroyed, and another one with its handle, which forks from an earlier event. */
+TEST(a_stream_with_the_handle_of_a_joined_one_is_another_branch)
+{
+    begin();
+    cudaStream_t s = stream_new(), side[2];
+    galloc_pool *pool = pool_for(3);
+    cudaEvent_t fork, join;
+    void *other, *p[2];
+    OK(cudaMalloc(&other, BLOCK));
+    OK(cudaEventCreate(&fork));
+    OK(cudaEventCreate(&join));
+    capture_begin(s);
+    for (int i = 0; i < 600; i++) put(s, other, BLOCK, 3);
+    OK(cudaEventRecord(fork, s));
+    for (int i = 0; i < 2; i++) {
+        side[i] = stream_new();
+        OK(cudaStreamWaitEvent(side[i], fork, 0));
+        p[i] = pass(pool, side[i], 1);
+        OK(cudaEventRecord(join, side[i]));
+        OK(cudaStreamWaitEvent(s, join, 0));
+        stream_end(side[i]);
+    }
+    EXPECT(side[0] == side[1] && p[0] != p[1]);
+    cudaGraph_t graph = capture_end(s);
+    cudaGraphExec_t exec = instance(graph);
+    OK(cudaGraphLaunch(exec, s));
+    OK(cudaStreamSynchronize(s));
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    OK(cudaEventDestroy(fork));
+    OK(cudaEventDestroy(join));
+    OK(cudaFree(other));
+    pool_end(pool);
+    finish();
+}
+
+/* What the driver does not tell of a graph counts as another branch. The exception is an edge that it cannot tell of in
+   this way: behind programmatic launches a stream goes on. */
+TEST(a_stream_goes_on_behind_edges_that_cannot_be_read)
+{
+    static const int errors[] = {cudaErrorUnknown, 402}; /* CUDA_ERROR_LOSSY_QUERY */
+    for (int weak = 0; weak < 2; weak++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_for(3);
+        capture_begin(s);
+        void *other = get_block(pool, s, 1), *p = pass(pool, s, 2);
+        put(s, other, BLOCK, 3);
+        sim_fail("cuGraphNodeGetDependencies", 1, 1, errors[weak]);
+        void *q = pass(pool, s, 4);
+        sim_fail_clear();
+        EXPECT_EQ(q == p, weak);
+        OK(galloc_free(other, s));
+        cudaGraph_t graph = capture_end(s);
+        OK(cudaGraphDestroy(graph));
+        expect_room(pool, 3);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Many nodes between two calls: the stream goes on, however far away its past is. */
 TEST(a_stream_goes_on_however_much_was_captured_since)
 {
     begin();

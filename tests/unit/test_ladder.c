@@ -137,7 +137,8 @@ TEST(a_stream_waits_from_a_64th_of_the_limit_on)
     }
 }
 
-/* throw_on_cudamalloc_oom leaves out what waits or gives memory back. The use of a part of a parked page does neither. */
+/* throw_on_cudamalloc_oom leaves out what waits or gives memory back. The use of a part of a parked page does
+   neither. */
 TEST(parts_of_parked_pages_are_used_at_once)
 {
     begin();

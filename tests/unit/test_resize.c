@@ -1580,8 +1580,8 @@ TEST(a_block_cached_while_it_grows_is_no_block)
     finish();
 }
 
-/* S may still write a block that t has waited for, and gets only its last bytes to cut off. What s wrote before, it still
-   may: u gets nothing of it. */
+/* S may still write a block that t has waited for, and gets only its last bytes to cut off. What s wrote before, it
+   still may: u gets nothing of it. */
 TEST(a_cut_on_a_stream_keeps_its_earlier_mark)
 {
     begin_still();
