@@ -219,10 +219,9 @@
      backends still free blocks in the driver.
 
    ON THREADS
-     Any thread may call any function at any time, on any stream; it must not be cancelled (pthread_cancel) in a call.
-     Calls that a stream cache serves take only the lock of that cache. All other calls take the pool's lock, which is
-     never held around a driver call: while a thread creates pages, others that need none go on. The child process of a
-     fork gets cudaErrorInitializationError.
+     Any thread may call any function at any time, on any stream, but must not be cancelled in it (pthread_cancel).
+     Calls that a stream cache serves take only its lock. All others take the pool's lock, which is never held around a
+     driver call: others go on while a thread creates pages. A child of fork gets cudaErrorInitializationError.
      stream_check: each call asks CUDA whether its stream is being captured, and for the stream's id (on default
      streams: for the current context), since CUDA reuses handles. stream_check:off skips that in calls that a stream
      cache serves. It is a promise: nothing is captured while galloc is in use; each stream is retired
@@ -12963,7 +12962,8 @@ static void gai_report_fill(galloc_report *report, gai_job *job)
     report->device = pool->config.device;
     gai_job_cause(job, report->cause, sizeof report->cause);
     report->asked = job->params.requested;
-    report->rounded = job->grows ? gai_up(job->params.bytes, pool->granularity) : job->params.bytes;
+    report->rounded = job->grows ? gai_up(job->params.bytes, pool->granularity)
+                                 : gai_max(job->params.bytes, job->params.requested); /* see gai_params_of */
     report->stream_id = job->params.stream ? job->params.stream->stream_id : 0;
     report->captured = gai_job_is_captured(job);
     report->grows = job->grows != NULL;
@@ -13256,6 +13256,7 @@ static cudaError_t gai_params_of(const galloc_pool *pool, const galloc_request *
     size_t room = request->max_bytes && bytes < most ? gai_max(request->max_bytes, bytes) : 0;
     size_t unit = room && !pool->variant.one_each ? pool->granularity : GAI_UNIT;
     memset(params, 0, sizeof *params);
+    if (!pool->config.expandable_segments) room = gai_min(room, most); /* memory: more is rejected, too */
     if (!gai_is_power_of_two(alignment) || alignment > most)
         return gai_fail(cudaErrorInvalidValue, "alignment %zu: must be a power of two, at most 2^55",
                         request->alignment);
@@ -20974,6 +20975,7 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
     gai_job job;
     galloc_request request;
     cudaError_t error = gai_pool_of_call(&pool, NULL);
+    if (error) gai_thread.has_report = 0;
     if (error) return gai_end(__func__, error);
     memset(&job, 0, sizeof job);
     memset(&request, 0, sizeof request);
@@ -20988,9 +20990,9 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
         job.params.just_ready = 1;
         gai_job_run(&job);
         error = job.error;
-        if (error) gai_dump(pool);
     }
     if (error) gai_thread.has_report = job.reported;
+    if (job.error) gai_dump(pool);
     return gai_end_in(pool, __func__, error);
 }
 

@@ -386,10 +386,38 @@ TEST(sizes_beyond_all_addresses_are_rejected)
                 EXPECT(!p);
                 OK(galloc_oom_report(&report));
                 EXPECT_EQ(report.asked, sizes[i]);
+                EXPECT(report.rounded >= sizes[i]);
                 EXPECT(report.rejected && !report.steps_taken);
                 EXPECT_EQ(stats_of(pool).rejections, ++rejections);
                 EXPECT_EQ(stats_of(pool).failures, rejections);
             }
+        }
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* So is room that is memory. */
+TEST(rooms_beyond_all_addresses_are_rejected_where_they_are_memory)
+{
+    static const size_t rooms[] = {(size_t)1 << 47, ((size_t)1 << 55) - 1, ((size_t)1 << 55) + 1, SIZE_MAX};
+    static const char *const settings[] = {"expandable_segments:False", "backend:cudaMalloc", "backend:cudaMallocAsync",
+                                           "expandable_segments:False,debug:guards"};
+    for (size_t k = 0; k < sizeof settings / sizeof *settings; k++) {
+        begin_small(GIB(1));
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, settings[k], NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        galloc_report report;
+        for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
+            galloc_request request = {.bytes = 4096, .pool = pool, .max_bytes = rooms[i]};
+            void *p = &p;
+            EXPECT_EQ(galloc_alloc(&p, &request), cudaErrorMemoryAllocation);
+            EXPECT(!p);
+            OK(galloc_oom_report(&report));
+            EXPECT(report.rejected && report.room_is_memory);
+            EXPECT_EQ(stats_of(pool).rejections, i + 1);
         }
         expect_healthy(pool, 1);
         pool_end(pool);
@@ -411,6 +439,9 @@ TEST(a_reserve_has_its_own_report)
     OK(galloc_oom_report(&report));
     EXPECT_EQ(report.asked, SIZE_MAX);
     EXPECT_EQ(galloc_pool_reserve(each, MIB(1)), cudaErrorNotSupported);
+    EXPECT_EQ(galloc_oom_report(&report), cudaErrorNotReady);
+    expect_no_memory(pool, GIB(2), NULL);
+    EXPECT_EQ(galloc_pool_reserve(NULL, MIB(1)), cudaErrorInvalidValue);
     EXPECT_EQ(galloc_oom_report(&report), cudaErrorNotReady);
     pool_end(each);
     pool_end(pool);
