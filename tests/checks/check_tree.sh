@@ -1,6 +1,6 @@
 #!/bin/sh
-# check_tree.sh - the repository is in order: names of files are unique, paths that are named exist, tests/README.md
-# names each folder, and mutants have their form and apply to galloc.h.
+# check_tree.sh - the repository is in order: names of files are unique, nothing is left over, paths that are named
+# exist, tests/README.md names each folder, and mutants have their form and apply to galloc.h.
 # Environment: BUILD (a folder to work in).
 
 cd "$(dirname "$0")/../.." || exit 1
@@ -18,6 +18,10 @@ empty "files" "$work/none"
 sed 's|.*/||' "$work/named" | sort | uniq -d | while read -r name; do grep -E "(^|/)$name\$" "$work/named"; done \
     >"$work/twice"
 empty "files of the same name" "$work/twice"
+
+find . -name .git -prune -o -path ./build -prune -o \( -name '*.orig' -o -name '*.rej' -o -name '*~' \) -print \
+    >"$work/left"
+empty "leftovers of patches and editors" "$work/left"
 
 # ---- paths ----------------------------------------------------------------------------------------------------------
 
