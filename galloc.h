@@ -219,9 +219,9 @@
      backends still free blocks in the driver.
 
    ON THREADS
-     Any thread may call any function at any time, on any stream, but must not be cancelled in it (pthread_cancel).
-     Calls that a stream cache serves take only its lock. All others take the pool's lock, which is never held around a
-     driver call: others go on while a thread creates pages. A child of fork gets cudaErrorInitializationError.
+     Any thread may call any function at any time, on any stream. Calls that a stream cache serves take only its lock.
+     Others take the pool's lock, never around a driver call: while one creates pages, those that need none go on. A
+     thread must not be cancelled in a call (pthread_cancel). A child of fork gets cudaErrorInitializationError.
      stream_check: each call asks CUDA whether its stream is being captured, and for the stream's id (on default
      streams: for the current context), since CUDA reuses handles. stream_check:off skips that in calls that a stream
      cache serves. It is a promise: nothing is captured while galloc is in use; each stream is retired
@@ -2805,11 +2805,13 @@ typedef struct gai_graph_position {
 
 #define GAI_WALK_WIDTH 64 /* dependencies of one node, or of a stream's next work, that are looked at */
 
-/* The nodes that a captured stream's next work would have followed at its last call. n > GAI_WALK_WIDTH: not known,
-   for an edge that cannot be read if `weak` */
+/* The nodes that a captured stream's next work would have followed at a call. If n > GAI_WALK_WIDTH only `sum` is kept
+   of them, which tells whether they are still the same. */
 typedef struct gai_graph_place {
     size_t n;
-    int weak;
+    uint64_t sum; /* of the nodes, each mixed */
+    int unread;   /* the driver did not tell */
+    int weak;     /* for an edge that is weaker than full completion ordering */
     CUgraphNode nodes[GAI_WALK_WIDTH];
 } gai_graph_place;
 
@@ -3003,7 +3005,7 @@ struct gai_stream {
     gai_wait *waits;
     gai_block_pool *block_pool[2]; /* for large and for small requests; NULL: none so far */
     gai_graph_position *positions; /* captured; the newest first */
-    gai_graph_place here;      /* captured */
+    gai_graph_place begin, here; /* captured: at its first call and at its last one */
     gai_set free;
     unsigned long long thread; /* the number of the thread whose per-thread stream it is; 0: no such stream */
 };
@@ -6456,14 +6458,44 @@ static int gai_walk_covers(const gai_walk *walk, const CUgraphNode *nodes, size_
     return i == n;
 }
 
-/* Does the stream's next work come after these nodes? What cannot be found out counts as no, except behind an edge that
-   cannot be read: programs with programmatic launches would keep no memory from one call to the next. */
-static int gai_walk_reaches(gai_walk *walk, const CUgraphNode *nodes, size_t n)
+static uint64_t gai_node_mix(CUgraphNode node)
+{
+    uint64_t mixed = (uint64_t)(uintptr_t)node * 0x9e3779b97f4a7c15u;
+    return (mixed ^ mixed >> 32) * 0x9e3779b97f4a7c15u;
+}
+
+/* Where the walk begins. */
+static gai_graph_place gai_walk_place(const gai_walk *walk)
+{
+    gai_graph_place place;
+    size_t i;
+    memset(&place, 0, sizeof place);
+    place.n = walk->n;
+    place.unread = walk->partial;
+    place.weak = walk->weak;
+    for (i = 0; i < walk->n; i++) place.sum += gai_node_mix(walk->nodes[i]);
+    if (walk->n <= GAI_WALK_WIDTH) memcpy(place.nodes, walk->nodes, walk->n * sizeof *place.nodes);
+    return place;
+}
+
+static int gai_place_has(const gai_graph_place *place, CUgraphNode node)
+{
+    size_t i, n = place->n <= GAI_WALK_WIDTH ? place->n : 0;
+    for (i = 0; i < n; i++)
+        if (place->nodes[i] == node) return 1;
+    return 0;
+}
+
+/* Does the stream's next work come after a place? What cannot be found out counts as no, except behind an edge that
+   cannot be read: programs with programmatic launches would keep no memory from one call to the next. `begin` is a
+   place that comes before: what precedes it does not come after `was`, so the walk does not go on there. */
+static int gai_walk_reaches(gai_walk *walk, const gai_graph_place *was, const gai_graph_place *begin)
 {
     size_t at = 0;
-    while (!gai_walk_covers(walk, nodes, n)) {
-        if (at == walk->n) return walk->weak;
-        gai_walk_on(walk, at++);
+    while (!gai_walk_covers(walk, was->nodes, was->n)) {
+        if (walk->weak || at == walk->n) return walk->weak;
+        if (!gai_place_has(begin, walk->nodes[at])) gai_walk_on(walk, at);
+        at++;
     }
     return 1;
 }
@@ -6938,10 +6970,10 @@ static int gai_stream_goes_on(galloc_pool *pool, gai_stream *stream, const gai_s
     stream->busy++;
     gai_lock_off(&pool->lock);
     gai_walk_begin(&walk, site->handle, site->capture, 0);
-    is.n = walk.partial || walk.n > GAI_WALK_WIDTH ? GAI_WALK_WIDTH + 1 : walk.n;
-    is.weak = walk.weak;
-    if (is.n <= GAI_WALK_WIDTH) memcpy(is.nodes, walk.nodes, is.n * sizeof *is.nodes);
-    goes_on = was.n > GAI_WALK_WIDTH ? was.weak : gai_walk_reaches(&walk, was.nodes, was.n);
+    is = gai_walk_place(&walk);
+    if (was.unread) goes_on = was.weak;
+    else if (was.n > GAI_WALK_WIDTH) goes_on = is.weak || (!is.unread && is.n == was.n && is.sum == was.sum);
+    else goes_on = gai_walk_reaches(&walk, &was, &stream->begin);
     gai_walk_end(&walk);
     gai_lock_on(&pool->lock);
     stream->here = is;
@@ -6958,7 +6990,8 @@ static gai_stream *gai_stream_captured(galloc_pool *pool, gai_site *site)
     if (stream) gai_stream_unindex(pool, stream);
     if (stream) gai_stream_index_by(pool, stream, 0); /* no captured stream has key 0 */
     stream = gai_stream_introduce(pool, site);
-    if (stream) (void)gai_stream_goes_on(pool, stream, site); /* records its first position */
+    if (stream) (void)gai_stream_goes_on(pool, stream, site); /* notes where it begins */
+    if (stream) stream->begin = stream->here;
     return stream;
 }
 
@@ -9610,7 +9643,7 @@ static void gai_pool_collect(galloc_pool *pool, size_t leave)
     gai_lock_off(&pool->lock);
 }
 
-/* Sets the clock of the next look; the next free, if a sample was taken late. [lock] */
+/* Sets the clock of the next look; the next call, if a sample was taken late. [lock] */
 static void gai_collector_stride(galloc_pool *pool, uint64_t now)
 {
     gai_collector *collector = &pool->collector;
@@ -9625,7 +9658,7 @@ static void gai_pool_collect_due(galloc_pool *pool)
 {
     gai_scope scope;
     if (gai_pool_enter_locked(pool, &scope)) {
-        gai_thread.message_is_new = 0; /* the free has succeeded nevertheless */
+        gai_thread.message_is_new = 0; /* the call has succeeded nevertheless */
         return;
     }
     gai_pool_collect(pool, 0);
@@ -10140,9 +10173,9 @@ static int gai_block_is_to_keep(const galloc_pool *pool, const gai_block *block)
 }
 
 /* Queues a check of the guard of a claimed block, in a call on a stream whose state is held. `frees`: the call frees
-   the block, and no other stream uses it, so it is poisoned as well. Then the block is not watched any more. [lock],
-   released meanwhile. */
-static void gai_block_check(galloc_pool *pool, gai_block *block, const gai_site *site, int frees)
+   the block, and no other stream uses it, so it is poisoned as well. Then the block is not watched any more. Returns
+   whether the check is queued. [lock], released meanwhile. */
+static int gai_block_check(galloc_pool *pool, gai_block *block, const gai_site *site, int frees)
 {
     gai_stream *stream = site->stream;
     gai_check *check = NULL;
@@ -10173,32 +10206,34 @@ static void gai_block_check(galloc_pool *pool, gai_block *block, const gai_site 
     if (check) check->epoch = stream->epoch;
     gai_stream_unsettle(pool, stream); /* unchecked, too: the guard may still be about to be set */
     pool->stats.unchecked += guards && (!check || result);
+    return check && !result;
 }
 
 /* Before a resize on a stream: checks the guard, which will lie elsewhere. Returns the bytes of the next one; 0: there
-   will be none, since other streams may use the bytes that it needs. [lock], released meanwhile. */
-static size_t gai_block_check_end(galloc_pool *pool, gai_block *block, const gai_site *site)
+   will be none, since other streams may use the bytes that it needs. *checked: the check is queued. [lock], released
+   meanwhile. */
+static size_t gai_block_check_end(galloc_pool *pool, gai_block *block, const gai_site *site, int *checked)
 {
     if (block->life != site->life) {
         gai_set_relaxed(&block->tag, block->tag & ~GAI_WATCHED_BLOCK);
         pool->stats.unchecked += gai_pool_guard(pool) != 0;
         return 0;
     }
-    gai_block_check(pool, block, site, 0);
+    *checked = gai_block_check(pool, block, site, 0);
     gai_block_used_until_now(block, site->stream); /* by the copy; the block may be freed on another stream */
     if (!gai_pool_debugs_all(pool)) return 0; /* a sampled guard enlarges no block */
     return block->recorded_uses || !gai_block_marks_precede(block, site->stream) ? 0 : gai_pool_guard(pool);
 }
 
 /* After the resize: sets the guard behind the new end. If it failed, sets the old one anew: the check before the resize
-   has found its damage, which is not to be found again. A guard that had no check stays as it is. [no lock] */
-static void gai_block_watch_again(galloc_pool *pool, void *ptr, const gai_site *site, size_t guard, int failed)
+   (`checked`) finds its damage, which is not to be found again. Without that check it stays as it is. [no lock] */
+static void gai_block_watch_again(galloc_pool *pool, void *ptr, const gai_site *site, size_t guard, int failed,
+                                  int checked)
 {
     gai_block *block;
-    int sets = !failed && guard;
+    int sets = failed ? checked : guard != 0;
     gai_lock_on(&pool->lock);
     block = gai_block_claim(pool, ptr);
-    if (block && failed) sets = gai_pool_guard(pool) && block->life == site->life && gai_site_may_check(pool, site);
     if (block && !sets && (failed || !gai_pool_guard(pool)))
         gai_set_relaxed(&block->tag, block->tag | GAI_WATCHED_BLOCK);
     gai_lock_off(&pool->lock);
@@ -12953,6 +12988,7 @@ static void gai_report_fill(galloc_report *report, gai_job *job)
 {
     galloc_pool *pool = job->pool;
     galloc_report blank;
+    size_t asked = gai_max(job->params.requested, job->params.room_is_memory ? job->params.max_bytes : 0);
     memset(&blank, 0, sizeof blank);
     memcpy(blank.steps, report->steps, sizeof blank.steps);
     blank.rounds = report->rounds;
@@ -12963,7 +12999,7 @@ static void gai_report_fill(galloc_report *report, gai_job *job)
     gai_job_cause(job, report->cause, sizeof report->cause);
     report->asked = job->params.requested;
     report->rounded = job->grows ? gai_up(job->params.bytes, pool->granularity)
-                                 : gai_max(job->params.bytes, job->params.requested); /* see gai_params_of */
+                                 : gai_max(job->params.bytes, asked); /* see gai_params_of */
     report->stream_id = job->params.stream ? job->params.stream->stream_id : 0;
     report->captured = gai_job_is_captured(job);
     report->grows = job->grows != NULL;
@@ -14134,7 +14170,7 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
 {
     gai_job job;
     gai_block *block;
-    int watched, recorded;
+    int watched, recorded, checked = 0;
     gai_thread.caller = GAI_RETURN_ADDRESS();
     gai_stack_note(pool);
     memset(&job, 0, sizeof job);
@@ -14147,7 +14183,7 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
     job.params.stream = gai_stream_hold(pool, &job.site);
     block = job.params.stream ? gai_block_claim(pool, ptr) : NULL;
     watched = block && block->tag & GAI_WATCHED_BLOCK;
-    if (watched) job.guard = gai_block_check_end(pool, block, &job.site);
+    if (watched) job.guard = gai_block_check_end(pool, block, &job.site, &checked);
     if (block && bytes < block->requested)
         GAI_TELL(pool, gai_block_tell_less(pool, block, bytes, job.params.stream));
     if (block) gai_job_resize(&job, block);
@@ -14158,7 +14194,7 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
         if (!job.error) gai_job_run(&job);
     }
     *reported = job.reported;
-    if (watched) gai_block_watch_again(pool, ptr, &job.site, job.guard, job.error != cudaSuccess);
+    if (watched) gai_block_watch_again(pool, ptr, &job.site, job.guard, job.error != cudaSuccess, checked);
     if (pool->config.debug && !job.error) gai_stream_settle(pool, job.params.stream, &job.site);
     gai_lock_on(&pool->lock);
     if (block) GAI_TELL(pool, gai_block_tell_size(pool, ptr));
@@ -20204,9 +20240,13 @@ static void GAI_AT_THREAD_END gai_thread_ends(void *number)
 static void gai_await_endings(void)
 {
     unsigned round = GAI_LATCH_YIELDS;
+    uint64_t over;
     if (!gai_process.unload_is_watched || gai_load_pointer(&gai_process.forked)) return;
-    do gai_latch_rest(round++);
-    while (gai_load(&gai_process.endings) != gai_load(&gai_process.endings_over) && round < GAI_ENDING_ROUNDS);
+    do {
+        gai_latch_rest(round++);
+        over = gai_load(&gai_process.endings_over); /* first: equal to what has begun later, none is inside */
+    } while (over != gai_load(&gai_process.endings) && round < GAI_ENDING_ROUNDS);
+    if (round > GAI_LATCH_YIELDS + 1) gai_latch_rest(round); /* the last one returns from there */
 }
 
 /* Writes the rest of the logs, unless a thread that writes them is in the way. What comes later is written at once. */

@@ -98,7 +98,7 @@ private:
     cudaError_t code_;
 };
 
-/* Device memory has run out, for which galloc_oom_report has the details; or no block can be that large. Files of one
+/* Device memory has run out, or no block can be that large; galloc_oom_report has the details of most. Files of one
    program that find RMM and files that do not have two classes, with two names. */
 #if defined(GALLOC_HPP_RMM)
 inline namespace with_rmm {

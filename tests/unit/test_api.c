@@ -735,6 +735,21 @@ TEST(resize_counts_what_grew)
 }
 
 /* Marks that are promised to nobody would be missing in the end. */
+/* A block in several new pages is one from the start. */
+TEST(new_pages_are_no_merges)
+{
+    begin();
+    galloc_config config = galloc_config_default();
+    config.growth = MIB(2);
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(8), 0);
+    EXPECT_EQ(stats_of(pool).pages[0].count, 4);
+    EXPECT_EQ(stats_of(pool).merges, 0);
+    OK(galloc_free(p, 0));
+    pool_end(pool);
+    finish();
+}
+
 TEST(the_check_counts_live_bytes)
 {
     begin();

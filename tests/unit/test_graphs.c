@@ -278,8 +278,8 @@ TEST(parts_of_a_graph_share_with_an_earlier_graph_only)
    that it had joined, but not after its own. */
 TEST(a_stream_that_is_set_back_from_a_wide_join_shares_nothing)
 {
-    enum { MOST = 40 };
-    for (int joined = 1; joined < MOST; joined++) {
+    enum { MOST = 100 };
+    for (int joined = 1; joined <= MOST; joined += joined < 40 ? 1 : 60) {
         for (int some = 0; some <= joined; some += joined) {
             begin();
             cudaStream_t s = stream_new();
@@ -424,6 +424,68 @@ TEST(a_stream_with_the_handle_of_a_joined_one_is_another_branch)
     OK(cudaEventDestroy(fork));
     OK(cudaEventDestroy(join));
     OK(cudaFree(other));
+    pool_end(pool);
+    finish();
+}
+
+/* However many nodes come before the branches, and however many branches there are, the graph is read but for a few
+   nodes of each: what precedes the first call on such a stream cannot come after it. */
+TEST(many_branches_read_little_of_their_graph)
+{
+    enum { NODES = 1000, BRANCHES = 30 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = config_limit((BRANCHES + 1) * BLOCK);
+    config.reuse = GALLOC_REUSE_COMPLETED; /* memory of other branches is not looked for */
+    galloc_pool *pool = pool_new(&config);
+    cudaEvent_t fork, join;
+    void *other;
+    OK(cudaMalloc(&other, BLOCK));
+    OK(cudaEventCreate(&fork));
+    OK(cudaEventCreate(&join));
+    capture_begin(s);
+    for (int i = 0; i < NODES; i++) put(s, other, BLOCK, 3);
+    OK(cudaEventRecord(fork, s));
+    long read = sim_calls("cuGraphNodeGetDependencies");
+    for (int i = 0; i < BRANCHES; i++) {
+        cudaStream_t side = stream_new();
+        OK(cudaStreamWaitEvent(side, fork, 0));
+        (void)pass(pool, side, 1);
+        OK(cudaEventRecord(join, side));
+        OK(cudaStreamWaitEvent(s, join, 0));
+        stream_end(side);
+    }
+    EXPECT(sim_calls("cuGraphNodeGetDependencies") - read <= 10 * BRANCHES);
+    OK(cudaGraphDestroy(capture_end(s)));
+    OK(cudaEventDestroy(fork));
+    OK(cudaEventDestroy(join));
+    OK(cudaFree(other));
+    pool_end(pool);
+    finish();
+}
+
+/* Behind many dependencies, with no node captured between the calls, the stream goes on. */
+TEST(calls_at_one_wide_place_share_a_state)
+{
+    enum { NODES = 150, PAIRS = 50 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_for(2);
+    cudaGraphNode_t before[NODES];
+    cudaGraph_t graph = NULL;
+    OK(cudaGraphCreate(&graph, 0));
+    for (int i = 0; i < NODES; i++) OK(cudaGraphAddEmptyNode(&before[i], graph, NULL, 0));
+    capture_into(graph, s, before, NODES);
+    void *p = get(pool, BLOCK, s);
+    OK(galloc_free(p, s));
+    size_t streams = inside_streams(pool);
+    for (int i = 0; i < PAIRS; i++) {
+        EXPECT(get(pool, BLOCK, s) == p);
+        OK(galloc_free(p, s));
+    }
+    EXPECT_EQ(inside_streams(pool), streams);
+    (void)capture_end(s);
+    OK(cudaGraphDestroy(graph));
     pool_end(pool);
     finish();
 }

@@ -1388,6 +1388,23 @@ TEST(like_pytorch_has_no_quarantine)
 
 /* ---- settings, sampling, cost ------------------------------------------------------------------------------------ */
 
+/* A sparse sample poisons blocks of at most 1 MiB. */
+TEST(a_sparse_sample_poisons_no_large_block)
+{
+    for (int large = 0; large < 2; large++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, "debug:poison,debug_sample:64", NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        for (int i = 0; i < 1000; i++) OK(galloc_free(get(pool, MIB(1) + (large ? 512 : 0), s), s));
+        EXPECT_EQ(stats_of(pool).driver.memset > 0, !large);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 TEST(one_block_in_so_many_is_guarded)
 {
     begin_backed(SIM_PACE_PROMPT);
@@ -2319,11 +2336,12 @@ TEST(a_failed_resize_of_a_guarded_room_tells_nothing_of_the_blocks_stream)
 }
 
 /* A wrong write that a refused resize has found is not found again when the block is freed, and a later one is. A
-   resize that is refused on another stream has no check: there the free finds it. */
+   resize that is refused on another stream has no check, nor has one whose check the driver refuses: there the free
+   finds it. */
 TEST(damage_found_by_a_refused_resize_counts_once)
 {
-    for (int how = 0; how < 3; how++) {
-        int again = how == 1, other = how == 2;
+    for (int how = 0; how < 4; how++) {
+        int again = how == 1, other = how == 2, refused = how == 3;
         begin_backed(SIM_PACE_PROMPT);
         galloc_config config = galloc_config_default();
         config.debug = GUARDS;
@@ -2331,13 +2349,16 @@ TEST(damage_found_by_a_refused_resize_counts_once)
         cudaStream_t s = stream_new(), t = stream_new();
         void *p = get(pool, 1000, s), *wall = get(pool, 1000, s);
         write_at(p, 1000, 1, 4, s);
+        if (refused) sim_fail("cuMemcpyDtoHAsync", 1, 1, cudaErrorUnknown);
         EXPECT_EQ(galloc_resize(p, MIB(1), other ? t : s), cudaErrorNotSupported);
+        EXPECT_EQ(sim_failed(), refused);
+        sim_fail_clear();
         if (again) write_at(p, 1000, 1, 4, s);
         OK(galloc_free(p, s));
         OK(galloc_free(wall, s));
         look_now(pool);
         EXPECT_EQ(stats_of(pool).damages, 1 + again);
-        EXPECT_EQ(stats_of(pool).unchecked, other);
+        EXPECT_EQ(stats_of(pool).unchecked, other || refused);
         pool_end(pool);
         stream_end(s);
         stream_end(t);

@@ -97,6 +97,24 @@ TEST(one_stream_records_nothing)
 
 /* ---- rules 2, 3 and 4: other streams ----------------------------------------------------------------------------- */
 
+/* Beyond 1024 streams that may have been abandoned, requests wait for them, and they are forgotten. */
+TEST(no_more_than_1024_abandoned_streams_are_kept)
+{
+    begin_with_devices(1, SIM_PACE_PROMPT);
+    galloc_pool *pool = pool_new(NULL);
+    int known = 0, most = 0;
+    for (int i = 0; i < 1099; i++) {
+        cudaStream_t s = stream_new();
+        OK(galloc_free(get(pool, 4096, s), s));
+        stream_end(s);
+        OK(galloc_pool_streams(pool, NULL, 0, &known));
+        if (known > most) most = known;
+    }
+    EXPECT(most >= 1024 && most <= 1024 + 64);
+    pool_end(pool);
+    finish();
+}
+
 TEST(completed_memory_is_reused_by_polling)
 {
     for (int reuse = COMPLETED; reuse <= (COMPLETED | FOLLOWED | WAIT); reuse += 2) {

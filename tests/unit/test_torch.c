@@ -1026,6 +1026,24 @@ TEST(oversize_segments_are_given_back_first)
     end(pool, s);
 }
 
+/* No single one suffices: then they go from the largest down, until there is room. */
+TEST(the_largest_oversize_segments_go_first)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = with(torch_config(), "max_split_size_mb:40");
+    config.memory_limit = MIB(300);
+    galloc_pool *pool = pool_new(&config);
+    static const size_t sizes[] = {MIB(50), MIB(60), MIB(100)};
+    void *p[3];
+    for (int i = 0; i < 3; i++) p[i] = get(pool, sizes[i], s);
+    for (int i = 0; i < 3; i++) give(p[i], s);
+    void *q = get(pool, MIB(150), s);
+    EXPECT_EQ(reserved(pool), MIB(200)); /* 100 and 60 are gone */
+    give(q, s);
+    end(pool, s);
+}
+
 /* ---- collection -------------------------------------------------------------------------------------------------- */
 
 /* test_garbage_collect_expandable, with plain segments: limit 120 MiB, threshold 0.5: 40 + 40 freed, 80 are had. The
