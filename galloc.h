@@ -188,12 +188,12 @@
      joined, but not the one on which the capture began, nor one that it has recorded for a block. With stream_check:off
      nothing may be captured. If the program moves a captured stream to another position of the graph
      (cudaStreamUpdateCaptureDependencies, a second capture into it), first free there what it used; it reuses earlier
-     frees only if the new position comes after the old one. Behind a programmatic launch it must come after. A
-     conditional node's body is a graph of its own. No galloc call ends a capture or adds a stream to one, in any thread
-     and capture mode, except a capture that another thread begins during the call: on the stream of the call, or, if
-     the call names the legacy stream or a block recorded for it, on a blocking stream. A free on a stream whose capture
-     was invalidated succeeds. galloc_stats.graph_bytes counts the free memory that graphs own. galloc_pool_trim leaves
-     it alone, and galloc_pool_destroy and galloc_shutdown fail while there is any.
+     frees only if the new position comes after the old one. A conditional
+     node's body is a graph of its own. No galloc call ends a capture or adds a stream to one, in any thread and capture
+     mode, except a capture that another thread begins during the call: on the stream of the call, or, if the call names
+     the legacy stream or a block recorded for it, on a blocking stream. A free on a stream whose capture was
+     invalidated succeeds. galloc_stats.graph_bytes counts the free memory that graphs own. galloc_pool_trim leaves it
+     alone, and galloc_pool_destroy and galloc_shutdown fail while there is any.
 
    ON RUNNING OUT
      A request that fits no free block takes these steps until one serves it; when all fail it returns
@@ -2114,6 +2114,7 @@ static void gai_print(gai_string *string, const char *format, ...)
    the time. The driver's result codes equal the runtime's (see driver_types.h). */
 #define GAI_DRIVER_FUNCTIONS(X)                                                                                        \
     X(Init, (unsigned int))                                                                                            \
+    X(DriverGetVersion, (int *))                                                                                       \
     X(CtxGetCurrent, (CUcontext *))                                                                                    \
     X(CtxPushCurrent, (CUcontext))                                                                                     \
     X(CtxPopCurrent, (CUcontext *))                                                                                    \
@@ -2131,7 +2132,8 @@ static void gai_print(gai_string *string, const char *format, ...)
     X(StreamGetCtx, (CUstream, CUcontext *))                                                                           \
     X(StreamGetId, (CUstream, unsigned long long *))                                                                   \
     X(StreamIsCapturing, (CUstream, CUstreamCaptureStatus *))                                                          \
-    X(StreamGetCaptureInfo, GAI_CAPTURE_INFO)                                                                          \
+    X(StreamGetCaptureInfo,                                                                                            \
+      (CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *, const CUgraphNode **, size_t *))                    \
     X(StreamSynchronize, (CUstream))                                                                                   \
     X(StreamWaitEvent, (CUstream, CUevent, unsigned int))                                                              \
     X(EventCreate, (CUevent *, unsigned int))                                                                          \
@@ -2166,28 +2168,26 @@ static void gai_print(gai_string *string, const char *format, ...)
     X(UserObjectCreate, (CUuserObject *, void *, CUhostFn, unsigned int, unsigned int))                                \
     X(UserObjectRelease, (CUuserObject, unsigned int))                                                                 \
     X(GraphRetainUserObject, (CUgraph, CUuserObject, unsigned int, unsigned int))                                      \
-    X(GraphNodeGetDependencies, GAI_NODE_AFTER)
-
-/* CUDA 12.3 added longer forms of these two functions. Runtimes 12.3 and 12.4 return the long forms; later ones return
-   the requested version (12.0). A graph edge that is weaker than full completion ordering is an error for the short
-   forms, and for the long forms when they get no array for the edge data. */
-#if CUDART_VERSION >= 12030 && CUDART_VERSION < 12050
-#define GAI_CAPTURE_INFO \
-    (CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *, const CUgraphNode **, const void *, size_t *)
-#define GAI_NODE_AFTER (CUgraphNode, CUgraphNode *, void *, size_t *)
-#define GAI_NO_EDGES NULL,
-#else
-#define GAI_CAPTURE_INFO (CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *, const CUgraphNode **, size_t *)
-#define GAI_NODE_AFTER (CUgraphNode, CUgraphNode *, size_t *)
-#define GAI_NO_EDGES
-#endif
+    X(GraphNodeGetDependencies, (CUgraphNode, CUgraphNode *, size_t *))
 
 #define GAI_DRIVER_POINTER(name, arguments) CUresult(CUDAAPI *name) arguments;
 #define GAI_DRIVER_LOAD(name, arguments) \
     if (!error) error = gai_load_function("cu" #name, &gai_cu.name, sizeof gai_cu.name);
 
+/* The data of an edge of a graph, CUgraphEdgeData since CUDA 12.3. */
+typedef struct gai_edge {
+    unsigned char data[8];
+} gai_edge;
+
+/* The last two are longer forms, since CUDA 12.3, with a place for the data of edges. NULL: the toolkit or the driver
+   is older. Where nodes are asked for and an edge is weaker than full completion ordering, the short forms are an error
+   (CUDA_ERROR_LOSSY_QUERY), and so are the long ones without that place. Runtimes 12.3 and 12.4 return the driver's
+   newest form for either. */
 static struct {
     GAI_DRIVER_FUNCTIONS(GAI_DRIVER_POINTER)
+    CUresult(CUDAAPI *StreamGetCaptureInfoLong)(CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *,
+                                                const CUgraphNode **, const gai_edge **, size_t *);
+    CUresult(CUDAAPI *GraphNodeGetDependenciesLong)(CUgraphNode, CUgraphNode *, gai_edge *, size_t *);
 } gai_cu;
 
 /* Clears the runtime's last error if one of galloc's own runtime calls set it. */
@@ -2197,23 +2197,52 @@ static cudaError_t gai_forget_error(cudaError_t before, cudaError_t error)
     return error;
 }
 
-/* Fetches one driver function, in its 12.0 form where the runtime offers the choice. */
-static cudaError_t gai_load_function(const char *name, void *into, size_t size)
+/* The address of a driver function, in the form of this version where the runtime offers the choice. NULL: the driver
+   does not have it. */
+static cudaError_t gai_find_function(const char *name, unsigned version, void **function)
 {
-    void *function = NULL;
     enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     cudaError_t before = cudaPeekAtLastError(), error;
+    *function = NULL;
 #if CUDART_VERSION >= 12050
-    error = cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableLegacyStream, &found);
+    error = cudaGetDriverEntryPointByVersion(name, function, version, cudaEnableLegacyStream, &found);
 #else
-    error = cudaGetDriverEntryPoint(name, &function, cudaEnableLegacyStream, &found);
+    (void)version;
+    error = cudaGetDriverEntryPoint(name, function, cudaEnableLegacyStream, &found);
 #endif
-    if (gai_forget_error(before, error)) return gai_fail(error, "no CUDA driver: %s", cudaGetErrorString(error));
-    if (found != cudaDriverEntryPointSuccess || !function)
-        return gai_fail(cudaErrorInsufficientDriver, "the CUDA driver has no %s: it must be 12.0 or later", name);
-    /* After galloc_shutdown the table is still full, and threads may read it that another one overtakes. */
+    if (error || found != cudaDriverEntryPointSuccess) *function = NULL;
+    return gai_forget_error(before, error);
+}
+
+/* After galloc_shutdown the tables are still full, and threads may read them that another one overtakes. */
+static void gai_set_function(void *into, void *function, size_t size)
+{
     if (memcmp(into, &function, size)) memcpy(into, &function, size);
+}
+
+static cudaError_t gai_load_function(const char *name, void *into, size_t size)
+{
+    void *function;
+    cudaError_t error = gai_find_function(name, 12000, &function);
+    if (error) return gai_fail(error, "no CUDA driver: %s", cudaGetErrorString(error));
+    if (!function)
+        return gai_fail(cudaErrorInsufficientDriver, "the CUDA driver has no %s: it must be 12.0 or later", name);
+    gai_set_function(into, function, size);
     return cudaSuccess;
+}
+
+static void gai_load_long_functions(void)
+{
+    void *info = NULL, *after = NULL;
+#if CUDART_VERSION >= 12030
+    int version = 0;
+    if (!gai_cu.DriverGetVersion(&version) && version >= 12030) {
+        (void)gai_find_function("cuStreamGetCaptureInfo", 12030, &info);
+        (void)gai_find_function("cuGraphNodeGetDependencies", 12030, &after);
+    }
+#endif
+    gai_set_function(&gai_cu.StreamGetCaptureInfoLong, info, sizeof info);
+    gai_set_function(&gai_cu.GraphNodeGetDependenciesLong, after, sizeof after);
 }
 
 /* Fills the driver table and initialises the driver. [global lock] */
@@ -2223,6 +2252,7 @@ static cudaError_t gai_driver_load(void)
     CUresult result;
     GAI_DRIVER_FUNCTIONS(GAI_DRIVER_LOAD)
     if (error) return error;
+    gai_load_long_functions();
     result = gai_cu.Init(0);
     if (result) return gai_fail((cudaError_t)(int)result, "cuInit: %s", cudaGetErrorString((cudaError_t)(int)result));
     return cudaSuccess;
@@ -2430,11 +2460,27 @@ static unsigned long long gai_stream_key(CUstream stream)
     return gai_stream_key_in(stream, context);
 }
 
+/* `edges` NULL: edges that are weaker than full completion ordering are an error where nodes are asked for. */
+static CUresult gai_capture_info(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+                                 const CUgraphNode **nodes, const gai_edge **edges, size_t *n)
+{
+    if (gai_cu.StreamGetCaptureInfoLong)
+        return gai_cu.StreamGetCaptureInfoLong(stream, status, id, graph, nodes, edges, n);
+    return gai_cu.StreamGetCaptureInfo(stream, status, id, graph, nodes, n);
+}
+
+/* The nodes on which a node depends, at most *n; without an array, their number. `edges` as above. */
+static CUresult gai_node_after(CUgraphNode node, CUgraphNode *nodes, gai_edge *edges, size_t *n)
+{
+    if (gai_cu.GraphNodeGetDependenciesLong) return gai_cu.GraphNodeGetDependenciesLong(node, nodes, edges, n);
+    return gai_cu.GraphNodeGetDependencies(node, nodes, n);
+}
+
 /* The id of the capture that the stream takes part in; 0: none. */
 static CUresult gai_capture_of(CUstream stream, CUstreamCaptureStatus *status, unsigned long long *id, CUgraph *graph)
 {
     cuuint64_t number = 0;
-    CUresult result = gai_cu.StreamGetCaptureInfo(stream, status, &number, graph, NULL, GAI_NO_EDGES NULL);
+    CUresult result = gai_capture_info(stream, status, &number, graph, NULL, NULL, NULL);
     *id = !result && *status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? number : 0;
     return result;
 }
@@ -2442,7 +2488,8 @@ static CUresult gai_capture_of(CUstream stream, CUstreamCaptureStatus *status, u
 /* The graph nodes on which the stream's next captured work will depend: all its work so far is among them or precedes
    them. They are the driver's, until the next call on the stream. An error: the query failed, or the capture has
    ended. */
-static CUresult gai_capture_look(CUstream stream, unsigned long long capture, const CUgraphNode **found, size_t *n)
+static CUresult gai_capture_look(CUstream stream, unsigned long long capture, const CUgraphNode **found,
+                                 const gai_edge **edges, size_t *n)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     cuuint64_t id = 0;
@@ -2450,7 +2497,7 @@ static CUresult gai_capture_look(CUstream stream, unsigned long long capture, co
     CUresult result;
     *found = NULL;
     *n = 0;
-    result = gai_cu.StreamGetCaptureInfo(stream, &status, &id, &graph, found, GAI_NO_EDGES n);
+    result = gai_capture_info(stream, &status, &id, &graph, found, edges, n);
     if (!result && (status != CU_STREAM_CAPTURE_STATUS_ACTIVE || id != capture)) result = CUDA_ERROR_INVALID_VALUE;
     return result;
 }
@@ -2459,7 +2506,7 @@ static CUresult gai_capture_look(CUstream stream, unsigned long long capture, co
 static int gai_capture_nodes(CUstream stream, unsigned long long capture, CUgraphNode *nodes, size_t *n, size_t most)
 {
     const CUgraphNode *found;
-    if (gai_capture_look(stream, capture, &found, n) || *n > most) return 0;
+    if (gai_capture_look(stream, capture, &found, NULL, n) || *n > most) return 0;
     if (*n) memcpy(nodes, found, *n * sizeof *nodes);
     return 1;
 }
@@ -2811,7 +2858,6 @@ typedef struct gai_graph_place {
     size_t n;
     uint64_t sum; /* of the nodes, each mixed */
     int unread;   /* the driver did not tell */
-    int weak;     /* for an edge that is weaker than full completion ordering */
     CUgraphNode nodes[GAI_WALK_WIDTH];
 } gai_graph_place;
 
@@ -6337,15 +6383,14 @@ static void gai_pool_shut_caches(galloc_pool *pool)
 /* ---- the order that is captured ---- */
 
 #define GAI_WALK 512 /* nodes of a walk without host memory; gai_step_follow visits no more */
-#define GAI_LOSSY_QUERY ((CUresult)402) /* CUDA_ERROR_LOSSY_QUERY, since CUDA 12.3: an edge has data */
 
 /* Nodes that precede everything captured on a stream from now on.
    index: a hash table of 2 * room entries: 1 + a node's place in `nodes`; 0: empty.  room is a power of two */
 typedef struct gai_walk {
     size_t n, room;
-    int bounded; /* it has room for GAI_WALK nodes and no more */
+    int bounded; /* it has room for GAI_WALK nodes and no more, and does not go over edges that are weaker than full
+                    completion ordering */
     int partial; /* some nodes could not be read, or are too far away */
-    int weak;    /* an edge is weaker than full completion ordering, and cannot be read */
     CUgraphNode *nodes;
     uint32_t *index;
     void *more;  /* host memory of both; NULL: they are these: */
@@ -6393,17 +6438,11 @@ static void gai_walk_add(gai_walk *walk, const CUgraphNode *nodes, size_t n)
     }
 }
 
-/* Notes an error of the driver's. */
-static void gai_walk_note(gai_walk *walk, CUresult result)
-{
-    walk->partial |= result != CUDA_SUCCESS;
-    walk->weak |= result == GAI_LOSSY_QUERY;
-}
-
 /* Starts a walk at the stream's present end. gai_walk_end ends it, unless it is bounded. */
 static void gai_walk_begin(gai_walk *walk, CUstream stream, unsigned long long capture, int bounded)
 {
     const CUgraphNode *nodes;
+    const gai_edge *edges;
     size_t n;
     CUresult result;
     memset(walk, 0, sizeof *walk);
@@ -6411,8 +6450,8 @@ static void gai_walk_begin(gai_walk *walk, CUstream stream, unsigned long long c
     walk->room = GAI_WALK;
     walk->nodes = walk->few;
     walk->index = walk->few_index;
-    result = gai_capture_look(stream, capture, &nodes, &n);
-    gai_walk_note(walk, result);
+    result = gai_capture_look(stream, capture, &nodes, bounded ? NULL : &edges, &n);
+    walk->partial = result != CUDA_SUCCESS;
     if (!result) gai_walk_add(walk, nodes, n);
 }
 
@@ -6424,14 +6463,13 @@ static void gai_walk_end(gai_walk *walk)
 /* Adds the direct dependencies of the node at `at`, of which there are many. */
 static void gai_walk_on_wide(gai_walk *walk, size_t at)
 {
-    CUgraphNode *nodes = NULL;
-    size_t n = 0;
-    CUresult result = gai_cu.GraphNodeGetDependencies(walk->nodes[at], NULL, GAI_NO_EDGES &n);
-    if (!result && n <= SIZE_MAX / sizeof *nodes) nodes = (CUgraphNode *)GALLOC_MALLOC(n * sizeof *nodes);
-    if (!result) result = nodes ? gai_cu.GraphNodeGetDependencies(walk->nodes[at], nodes, GAI_NO_EDGES &n)
-                                : GAI_NO_HOST_MEMORY;
-    gai_walk_note(walk, result);
-    if (!result) gai_walk_add(walk, nodes, n);
+    CUgraphNode node = walk->nodes[at], *nodes = NULL;
+    size_t n = 0, each = sizeof *nodes + sizeof(gai_edge);
+    CUresult result = gai_node_after(node, NULL, NULL, &n);
+    if (!result && n <= SIZE_MAX / each) nodes = (CUgraphNode *)GALLOC_MALLOC(n * each);
+    if (nodes) result = gai_node_after(node, nodes, (gai_edge *)(void *)(nodes + n), &n);
+    walk->partial |= !nodes || result;
+    if (nodes && !result) gai_walk_add(walk, nodes, n);
     if (nodes) GALLOC_FREE(nodes);
 }
 
@@ -6439,14 +6477,14 @@ static void gai_walk_on_wide(gai_walk *walk, size_t at)
 static void gai_walk_on(gai_walk *walk, size_t at)
 {
     CUgraphNode nodes[GAI_WALK_WIDTH];
+    gai_edge edges[GAI_WALK_WIDTH];
     size_t n = GAI_WALK_WIDTH;
-    CUresult result = gai_cu.GraphNodeGetDependencies(walk->nodes[at], nodes, GAI_NO_EDGES &n);
+    CUresult result = gai_node_after(walk->nodes[at], nodes, walk->bounded ? NULL : edges, &n);
     if (!result && n >= GAI_WALK_WIDTH && !walk->bounded) {
         gai_walk_on_wide(walk, at);
         return;
     }
-    gai_walk_note(walk, result);
-    walk->partial |= n >= GAI_WALK_WIDTH;
+    walk->partial |= result || n >= GAI_WALK_WIDTH;
     if (!result) gai_walk_add(walk, nodes, gai_min(n, GAI_WALK_WIDTH));
 }
 
@@ -6472,7 +6510,6 @@ static gai_graph_place gai_walk_place(const gai_walk *walk)
     memset(&place, 0, sizeof place);
     place.n = walk->n;
     place.unread = walk->partial;
-    place.weak = walk->weak;
     for (i = 0; i < walk->n; i++) place.sum += gai_node_mix(walk->nodes[i]);
     if (walk->n <= GAI_WALK_WIDTH) memcpy(place.nodes, walk->nodes, walk->n * sizeof *place.nodes);
     return place;
@@ -6486,14 +6523,13 @@ static int gai_place_has(const gai_graph_place *place, CUgraphNode node)
     return 0;
 }
 
-/* Does the stream's next work come after a place? What cannot be found out counts as no, except behind an edge that
-   cannot be read: programs with programmatic launches would keep no memory from one call to the next. `begin` is a
-   place that comes before: what precedes it does not come after `was`, so the walk does not go on there. */
+/* Does the stream's next work come after a place, in the order of one stream? What cannot be found out counts as no.
+   `begin` is a place before it: what precedes `begin` does not come after `was`, so the walk does not go on there. */
 static int gai_walk_reaches(gai_walk *walk, const gai_graph_place *was, const gai_graph_place *begin)
 {
     size_t at = 0;
     while (!gai_walk_covers(walk, was->nodes, was->n)) {
-        if (walk->weak || at == walk->n) return walk->weak;
+        if (at == walk->n) return 0;
         if (!gai_place_has(begin, walk->nodes[at])) gai_walk_on(walk, at);
         at++;
     }
@@ -6971,8 +7007,8 @@ static int gai_stream_goes_on(galloc_pool *pool, gai_stream *stream, const gai_s
     gai_lock_off(&pool->lock);
     gai_walk_begin(&walk, site->handle, site->capture, 0);
     is = gai_walk_place(&walk);
-    if (was.unread) goes_on = was.weak;
-    else if (was.n > GAI_WALK_WIDTH) goes_on = is.weak || (!is.unread && is.n == was.n && is.sum == was.sum);
+    if (was.unread) goes_on = 0;
+    else if (was.n > GAI_WALK_WIDTH) goes_on = !is.unread && is.n == was.n && is.sum == was.sum;
     else goes_on = gai_walk_reaches(&walk, &was, &stream->begin);
     gai_walk_end(&walk);
     gai_lock_on(&pool->lock);

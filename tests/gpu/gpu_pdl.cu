@@ -10,6 +10,10 @@
 
 #include "work.h"
 
+#ifdef GALLOC_ON_SIM
+#include "sim_kernel.h"
+#endif
+
 static int runs = 1000;
 
 enum { HELD_NS = 500000 }; /* how long a writer goes on before it writes: longer than a move takes */
@@ -62,6 +66,24 @@ static void check_plainly(cudaStream_t stream, pieces p, uint32_t value, tally *
 }
 
 static void end_chain(cudaStream_t stream) { OK(sim_launch(stream, NULL, 0)); }
+
+SIM_KERNEL(nothing, (int, unused)) { (void)unused; }
+
+static void launch_early(cudaStream_t stream)
+{
+    int unused = 0;
+    void *arguments[] = {&unused};
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim.x = config.gridDim.y = config.gridDim.z = 1;
+    config.blockDim = config.gridDim;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    OK(cudaLaunchKernelExC(&config, (const void *)nothing, arguments));
+}
 
 #else
 
@@ -172,6 +194,20 @@ static void check_plainly(cudaStream_t stream, pieces p, uint32_t value, tally *
 /* A plain launch starts when all before it has ended. */
 static void end_chain(cudaStream_t stream) { nothing<<<1, 1, 0, stream>>>(); }
 
+static void launch_early(cudaStream_t stream)
+{
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = 1;
+    config.blockDim = 1;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    OK(cudaLaunchKernelEx(&config, nothing));
+}
+
 #endif
 
 /* ---- runs -------------------------------------------------------------------------------------------------------- */
@@ -281,6 +317,67 @@ TEST(chains_left_open_are_reported)
                                {"left open, the same address", 0, 0, 0},
                                {"left open, the same address; it looks before it waits", 0, 0, 1}};
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) (void)report(&ways[i]);
+    finish();
+}
+
+/* ---- captures ---------------------------------------------------------------------------------------------------- */
+
+#if CUDART_VERSION >= 13000
+#define PLAIN_EDGES NULL,
+#else
+#define PLAIN_EDGES
+#endif
+
+static void *pass(galloc_pool *pool, cudaStream_t s)
+{
+    void *p = get(pool, piece, s);
+    OK(galloc_free(p, s));
+    return p;
+}
+
+/* Programmatic launches in a capture; the node that the stream's next work comes after. */
+static cudaGraphNode_t capture_chain(cudaStream_t s)
+{
+    enum cudaStreamCaptureStatus status;
+    const cudaGraphNode_t *end = NULL;
+    size_t n = 0;
+    for (int i = 0; i < 3; i++) launch_early(s);
+#if CUDART_VERSION >= 13000
+    OK(cudaStreamGetCaptureInfo(s, &status, NULL, NULL, &end, NULL, &n));
+#else
+    OK(cudaStreamGetCaptureInfo_v2(s, &status, NULL, NULL, &end, &n));
+#endif
+    EXPECT_EQ(n, 1);
+    return n ? *end : NULL;
+}
+
+/* The driver tells of the edges behind a programmatic launch only by the long forms of its functions. */
+TEST(a_captured_stream_behind_programmatic_launches)
+{
+    galloc_config config = galloc_config_default();
+    galloc_pool *pool = NULL;
+    cudaStream_t s = stream_new();
+    cudaGraph_t graph = NULL;
+    config.memory_limit = 4 * piece;
+    OK(galloc_pool_create(&pool, &config));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    void *before = pass(pool, s);
+    cudaGraphNode_t fork = capture_chain(s);
+    EXPECT(pass(pool, s) == before);
+    (void)capture_chain(s);
+    void *first = get(pool, piece, s);
+    EXPECT(first == before);
+    end_chain(s);
+    OK(galloc_free(first, s));
+    OK(cudaStreamUpdateCaptureDependencies(s, &fork, PLAIN_EDGES 1, cudaStreamSetCaptureDependencies));
+    void *second = get(pool, piece, s); /* another branch */
+    EXPECT(second != first);
+    end_chain(s);
+    OK(galloc_free(second, s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    OK(cudaStreamDestroy(s));
     finish();
 }
 

@@ -48,6 +48,14 @@ int sm_capture_end_nodes(CUstream handle, const CUgraphNode **nodes, size_t *n) 
     return 0;
 }
 
+/* The stream's last node, a kernel, was launched so that it may begin before those that it comes after end. */
+void sm_capture_programmatic(CUstream handle) {
+    sm_stream *s;
+    if (sm_stream_find(handle, &s) || !s->capture || s->capture->lost) return;
+    CUgraphNode node = s->capture->end[s->lane].at[0];
+    for (size_t i = 0; i < node->after.n; i++) node->programmatic |= node->after.at[i]->work.frame != NULL;
+}
+
 /* The program's own idea of what the stream's next node depends on: these too (0), or these alone (1). */
 int sm_capture_dependencies(CUstream handle, const CUgraphNode *nodes, size_t n, unsigned flags) {
     sm_stream *s;

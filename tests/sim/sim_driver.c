@@ -561,12 +561,11 @@ CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
 CUresult CUDAAPI cuGraphDestroy(CUgraph graph) { SM_DRIVER(cuGraphDestroy, sm_graph_destroy(graph)); }
 
 CUresult CUDAAPI cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *deps, size_t *n) {
-    SM_DRIVER(cuGraphNodeGetDependencies, sm_node_after(node, deps, n));
+    SM_DRIVER(cuGraphNodeGetDependencies, sm_node_after(node, deps, NULL, n));
 }
 
 CUresult CUDAAPI cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *deps, CUgraphEdgeData *edges, size_t *n) {
-    (void)edges; /* all edges are plain ones */
-    SM_DRIVER(cuGraphNodeGetDependencies, sm_node_after(node, deps, n));
+    SM_DRIVER(cuGraphNodeGetDependencies, sm_node_after(node, deps, edges, n));
 }
 
 CUresult CUDAAPI cuUserObjectCreate(struct CUuserObject_st **out, void *ptr, void (*destroy)(void *), unsigned int refs,

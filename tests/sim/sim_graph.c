@@ -380,10 +380,15 @@ int sm_node_type(CUgraphNode node, int *type) {
     return 0;
 }
 
-/* With no array it says how many there are, else how many of them it gave; the rest of the array is cleared. */
-int sm_node_after(CUgraphNode node, CUgraphNode *nodes, size_t *n) {
+/* With no array it says how many there are, else how many of them it gave; the rest of the arrays is cleared. Without an
+   array for the data of edges, those that have any are an error. */
+int sm_node_after(CUgraphNode node, CUgraphNode *nodes, void *edges, size_t *n) {
     int error = node_check(node);
-    return error || !n ? E_VALUE : nodes_give(&node->after, nodes, n);
+    if (error || !n || (edges && !nodes)) return E_VALUE;
+    if (node->programmatic && nodes && !edges) return E_LOSSY;
+    CUgraphEdgeData *data = edges, plain = {0}, programmatic = {1, 0, 1, {0}};
+    for (size_t i = 0; data && i < *n; i++) data[i] = node->programmatic && i < node->after.n ? programmatic : plain;
+    return nodes_give(&node->after, nodes, n);
 }
 
 int sm_node_before(CUgraphNode node, CUgraphNode *nodes, size_t *n) {
@@ -461,6 +466,7 @@ static CUgraphNode node_copy(sm_graph *g, CUgraphNode from) {
     node->value = from->value;
     node->flags = from->flags;
     node->write = from->write;
+    node->programmatic = from->programmatic;
     node->event = from->event;
     node->birth = from->birth;
     node->original = from;

@@ -37,7 +37,7 @@ enum {
     E_PITCH = 12, E_FUNCTION = 98, E_DEVICE = 101, E_CONTEXT = 201, E_HANDLE = 400,
     E_STATE = 401, E_NOT_FOUND = 500, E_NOT_READY = 600, E_PEER_ENABLED = 704, E_PEER_DISABLED = 705,
     E_REGISTERED = 712, E_NOT_REGISTERED = 713, E_CONTEXT_DEAD = 709,
-    E_NOT_PERMITTED = 800, E_NOT_SUPPORTED = 801, E_CAPTURE_UNSUPPORTED = 900, E_CAPTURE_LOST = 901,
+    E_LOSSY = 402, E_NOT_PERMITTED = 800, E_NOT_SUPPORTED = 801, E_CAPTURE_UNSUPPORTED = 900, E_CAPTURE_LOST = 901,
     E_CAPTURE_MERGE = 902, E_CAPTURE_UNMATCHED = 903, E_CAPTURE_UNJOINED = 904, E_CAPTURE_ISOLATION = 905,
     E_CAPTURE_IMPLICIT = 906, E_CAPTURED_EVENT = 907, E_CAPTURE_THREAD = 908, E_UPDATE_FAILURE = 910,
     E_UNKNOWN = 999
@@ -307,6 +307,7 @@ struct CUgraphNode_st {
     sm_node_kind kind;
     sm_context *context;
     sm_node_list after;        /* its dependencies */
+    bool programmatic;         /* in truth it may begin before they end; here it never does */
     sm_work work;              /* WORK */
     uint32_t *word, value;     /* VALUE */
     unsigned flags;
@@ -600,6 +601,7 @@ bool sm_is_captured_into(const sm_graph *g);
 int sm_capture_end(CUstream handle, cudaGraph_t *out);
 int sm_capture_status(CUstream handle, int *status, unsigned long long *id, cudaGraph_t *graph);
 int sm_capture_end_nodes(CUstream handle, const CUgraphNode **nodes, size_t *n);
+void sm_capture_programmatic(CUstream handle);
 int sm_capture_mode(int *mode);
 int sm_capture_look(void);
 int sm_capture_touched(sm_stream *s);
@@ -625,7 +627,7 @@ bool sm_nodes_before(const sm_node_list *nodes, const sm_node_list *end);
 int sm_nodes_named(sm_node_list *list, cudaGraph_t g, const CUgraphNode *nodes, size_t n);
 CUgraphNode sm_node_new(sm_graph *g, sm_node_kind kind, sm_context *context, const sm_node_list *after);
 int sm_node_type(CUgraphNode node, int *type);
-int sm_node_after(CUgraphNode node, CUgraphNode *nodes, size_t *n);
+int sm_node_after(CUgraphNode node, CUgraphNode *nodes, void *edges, size_t *n);
 int sm_node_before(CUgraphNode node, CUgraphNode *nodes, size_t *n);
 int sm_node_child(CUgraphNode node, cudaGraph_t *out);
 int sm_node_in_clone(CUgraphNode *out, CUgraphNode original, cudaGraph_t clone);

@@ -104,14 +104,16 @@ cudaError_t CUDARTAPI cudaGraphReleaseUserObject(cudaGraph_t graph, cudaUserObje
     SM_RUNTIME(cudaGraphReleaseUserObject, sm_graph_release(graph, object, count));
 }
 
-/* ---- edges: since CUDA 13 with data, of which only the plain kind is known here --------------------------------- */
+/* ---- edges: since CUDA 13 with data, which only cudaGraphNodeGetDependencies knows of --------------------------- */
 
 #if CUDART_VERSION >= 13000
 #define EDGES(how) , how cudaGraphEdgeData *edges
 #define PLAIN      (void)edges
+#define DATA       edges
 #else
 #define EDGES(how)
 #define PLAIN      (void)0
+#define DATA       NULL
 #endif
 
 cudaError_t CUDARTAPI cudaGraphGetEdges(cudaGraph_t graph, cudaGraphNode_t *from, cudaGraphNode_t *to EDGES(),
@@ -121,8 +123,7 @@ cudaError_t CUDARTAPI cudaGraphGetEdges(cudaGraph_t graph, cudaGraphNode_t *from
 }
 
 cudaError_t CUDARTAPI cudaGraphNodeGetDependencies(cudaGraphNode_t node, cudaGraphNode_t *nodes EDGES(), size_t *n) {
-    PLAIN;
-    SM_RUNTIME(cudaGraphNodeGetDependencies, sm_node_after(node, nodes, n));
+    SM_RUNTIME(cudaGraphNodeGetDependencies, sm_node_after(node, nodes, DATA, n));
 }
 
 cudaError_t CUDARTAPI cudaGraphNodeGetDependentNodes(cudaGraphNode_t node, cudaGraphNode_t *nodes EDGES(), size_t *n) {

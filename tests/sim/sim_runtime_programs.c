@@ -17,8 +17,13 @@ static int put(int *out, int value) {
 /* ---- kernels ---------------------------------------------------------------------------------------------------- */
 
 static int launch_config(const cudaLaunchConfig_t *c, const void *function, void **arguments) {
-    if (!c) return E_VALUE;
-    return sm_kernel_launch(function, c->gridDim, c->blockDim, arguments, c->dynamicSmemBytes, c->stream);
+    if (!c || (c->numAttrs && !c->attrs)) return E_VALUE;
+    int error = sm_kernel_launch(function, c->gridDim, c->blockDim, arguments, c->dynamicSmemBytes, c->stream);
+    for (unsigned i = 0; !error && i < c->numAttrs; i++)
+        if (c->attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization &&
+            c->attrs[i].val.programmaticStreamSerializationAllowed)
+            sm_capture_programmatic(c->stream);
+    return error;
 }
 
 static int function_attributes(struct cudaFuncAttributes *out, const void *function) {

@@ -256,7 +256,9 @@ typedef struct CUgraphNode_st *cudaGraphNode_t;
 typedef struct CUgraphExec_st *cudaGraphExec_t;
 typedef struct CUuserObject_st *cudaUserObject_t;
 typedef struct CUmemPoolHandle_st *cudaMemPool_t;
-typedef struct cudaGraphEdgeData_st cudaGraphEdgeData;
+typedef struct cudaGraphEdgeData_st {
+    unsigned char from_port, to_port, type, reserved[5];
+} cudaGraphEdgeData;
 typedef void (*cudaHostFn_t)(void *userData);
 
 typedef struct cudaGraphExecUpdateResultInfo_st {
@@ -311,12 +313,28 @@ struct cudaFuncAttributes {
     int clusterSchedulingPolicyPreference, nonPortableClusterSizeAllowed, reserved[16];
 };
 
+typedef enum cudaLaunchAttributeID {
+    cudaLaunchAttributeIgnore = 0,
+    cudaLaunchAttributeProgrammaticStreamSerialization = 6
+} cudaLaunchAttributeID;
+
+typedef union cudaLaunchAttributeValue {
+    char pad[64];
+    int programmaticStreamSerializationAllowed;
+} cudaLaunchAttributeValue;
+
+typedef struct cudaLaunchAttribute_st {
+    cudaLaunchAttributeID id;
+    char pad[8 - sizeof(cudaLaunchAttributeID)];
+    cudaLaunchAttributeValue val;
+} cudaLaunchAttribute;
+
 typedef struct cudaLaunchConfig_st {
     dim3 gridDim;
     dim3 blockDim;
     size_t dynamicSmemBytes;
     cudaStream_t stream;
-    struct cudaLaunchAttribute_st *attrs;
+    cudaLaunchAttribute *attrs;
     unsigned int numAttrs;
 } cudaLaunchConfig_t;
 
