@@ -105,7 +105,7 @@ struct out_of_memory : bad_alloc {
 };
 }
 END
-plainly="$cxx -std=c++17 -g -O1 -Wall -Wextra -Wshadow -Werror -Iexamples/cpp $include -c tests/plugin/cpp_rmm.cpp"
+plainly="$cxx -std=c++17 -g -Wall -Wextra -Wshadow -Werror -Iexamples/cpp $include -c tests/plugin/cpp_rmm.cpp"
 $plainly -o "$work/cpp_rmm.o" || exit 1
 $plainly -DFINDS_RMM "-I$work/rmm" -o "$work/cpp_rmm_found.o" || exit 1
 holds "galloc.hpp without RMM, where RMM is found" $plainly -DGALLOC_HPP_ALONE "-I$work/rmm" -o "$work/alone.out"

@@ -136,14 +136,14 @@ override() { # header set, include folder, objects of the device
 # Two shared libraries with a heap each, whose functions are bound within the library and whose data are not.
 override_libraries() {
     for name in first second; do
-        check "override-$name-library" "$cc" -std=c99 $strict_c $flags -O1 -fPIC -shared -Wl,-Bsymbolic-functions \
+        check "override-$name-library" "$cc" -std=c99 $strict_c $flags -fPIC -shared -Wl,-Bsymbolic-functions \
             "-DNAME=override_$name" $parts/override_library.c -o "$dir/lib$name.so" -lpthread
     done
     check override-libraries-program "$cc" -std=c99 $strict_c -Wl,--export-dynamic $parts/override_libraries.c \
         "$device"/*.o "$dir/libfirst.so" "$dir/libsecond.so" "-Wl,-rpath,$PWD/$dir" -o "$dir/libraries" -lpthread -lm
     check override-libraries-run "$dir/libraries"
     for n in 1 2 3 4 5 6 7 8 9 10 11 12; do cp "$dir/libfirst.so" "$dir/lib$n.so"; done
-    check override-unloaded-program "$cc" -std=c99 $strict_c $flags -O1 -Wl,--export-dynamic \
+    check override-unloaded-program "$cc" -std=c99 $strict_c $flags -Wl,--export-dynamic \
         $parts/override_unloaded.c "$device"/*.o -o "$dir/unloaded" -lpthread -lm -ldl
     check override-unloaded-run "$dir/unloaded" "$dir"/lib[0-9]*.so
     override_users
@@ -151,7 +151,7 @@ override_libraries() {
 
 # Two libraries whose functions are bound within the library use the heap of a third one.
 override_users() {
-    check override-heap-library "$cc" -std=c99 $strict_c $flags -O1 -fPIC -shared -x c -DGALLOC_IMPLEMENTATION \
+    check override-heap-library "$cc" -std=c99 $strict_c $flags -fPIC -shared -x c -DGALLOC_IMPLEMENTATION \
         galloc.h -o "$dir/libheap.so" -lpthread
     for name in first second; do
         check "override-$name-user" "$cc" -std=c99 $strict_c $flags -O1 -fPIC -shared -Wl,-Bsymbolic-functions \
