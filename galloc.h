@@ -852,7 +852,8 @@ GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
    between this call and cudaStreamDestroy. Without this call reuse is still safe, but the memory that the stream freed
    last is found only when memory runs out, or after a thousand such streams: up to 2 MiB, or the stream's share of
    1/128 of the heap if that is more (of half of the heap in a program that repeats itself). It is all that the stream
-   freed if it was the pool's only stream. A stream that is passed to galloc again counts as not retired.
+   freed if it was the pool's only stream. A stream that is passed to galloc again counts as not retired; but earlier
+   galloc_record_stream calls that named it do not count any more.
      stream   not captured. It is retired in all pools, or after an error in none
      Returns  also cudaErrorStreamCaptureImplicit: the legacy stream, while a blocking stream is captured */
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
@@ -2776,22 +2777,24 @@ typedef struct gai_page {
    this is a stale alias or parked == (block && block->kind == GAI_ALIAS && block->alias == this) */
 typedef struct gai_mapping {
     struct gai_mapping *next; /* links unused descriptors, batches, the quarantine */
+    /* Walks over all aliases read these. */
     struct gai_mapping *newer, *older; /* stale alias or parked: by the time that it became so */
-    struct gai_mapping *next_shown;    /* of the page */
-    void *pool;               /* read without a lock; a descriptor never changes its pool */
     gai_segment *segment;
+    uintptr_t addr;   /* 0: unmapped */
+    size_t bytes;
     gai_page *page;
     gai_block *block; /* over the same addresses: busy during driver calls, GAI_ALIAS for a stale alias or a parked
                          page; NULL: used and free blocks lie here, or the addresses are unmapped */
-    uintptr_t addr;   /* 0: unmapped */
-    size_t bytes;
+    struct gai_mapping *newer_parked, *older_parked; /* the parked ones alone */
+    struct gai_mapping *next_shown;                  /* of the page */
+    void *pool;       /* read without a lock; a descriptor never changes its pool */
     uintptr_t within; /* a hint: where the free block began in which it was found last; or 0 */
-    uint64_t number; /* mappings are numbered as they are made */
-    size_t rank;     /* in pool->ranks; 0: none */
-    uint64_t joined; /* the plan for which it joined the aliases beside it (gai_alias_join) */
+    uint64_t number;  /* mappings are numbered as they are made */
+    size_t rank;      /* in pool->ranks; 0: none */
+    uint64_t joined;  /* the plan for which it joined the aliases beside it (gai_alias_join) */
     struct gai_mapping *far_end; /* then, at both ends of the aliases that have joined: the other end */
-    int was_mapped;    /* in a batch: it is mapped already, as a stale alias or with a parked page, and becomes that
-                          again if the batch is undone */
+    int was_mapped;   /* in a batch: it is mapped already, as a stale alias or with a parked page, and becomes that
+                         again if the batch is undone */
 } gai_mapping;
 
 /* The mappings in the order in which they were made.
@@ -3313,7 +3316,8 @@ typedef struct gai_variant {
 
 /* stats.reserved.current == bytes of pages in blocks + parked + bytes in quarantine + kept
    taken == the same + pages on their way in, which are charged to the budget before the driver call
-   stats.leaving + parked == bytes of the mappings under GAI_ALIAS blocks;  stale == number of those that are not parked
+   stats.leaving + parked == bytes of the mappings under GAI_ALIAS blocks;  stale == number of those that are not
+   parked; the list of parked ones has the others, in the same order
    kept: with cudaMallocAsync, bytes that the driver's pool holds beyond galloc's blocks; else 0
    stats.allocated.current == bytes of used blocks, those in stream caches included; likewise live and blocks.
    gai_stats_now adds the counters of the stream caches, which lowers these, and hardly ever raises them.
@@ -3418,7 +3422,8 @@ struct galloc_pool {
     gai_segment *segments;
     gai_block *holes;    /* linked by next_bin, prev_bin */
     gai_set common, mixed; /* the first two of the list of all free sets */
-    gai_mapping *oldest_alias, *newest_alias; /* stale aliases and parked pages */
+    gai_mapping *oldest_alias, *newest_alias;   /* stale aliases and parked pages */
+    gai_mapping *oldest_parked, *newest_parked; /* the parked pages alone, which are few */
     size_t parked;       /* bytes of parked pages */
     size_t stale;        /* number of stale aliases */
     gai_ranks ranks;
@@ -4951,7 +4956,7 @@ static size_t gai_pool_largest_parked(const galloc_pool *pool)
 {
     const gai_mapping *mapping;
     size_t largest = 0;
-    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer) {
+    for (mapping = pool->oldest_parked; mapping; mapping = mapping->newer_parked) {
         const gai_block *block = mapping->block;
         size_t bytes = 0;
         if (gai_block_is_parked(block->prev)) continue;
@@ -6745,8 +6750,8 @@ static size_t gai_pool_stranded(const galloc_pool *pool, const gai_stream *strea
     for (set = &pool->mixed; set; set = set->next)
         if (!set->stream || (stream ? set->stream == stream : set->stream->capture != NULL))
             for (block = set->oldest; block; block = block->newer) bytes += gai_block_stranded(block, stream);
-    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
-        if (gai_block_is_parked(mapping->block)) bytes += gai_block_stranded(mapping->block, stream);
+    for (mapping = pool->oldest_parked; mapping; mapping = mapping->newer_parked)
+        bytes += gai_block_stranded(mapping->block, stream);
     return bytes;
 }
 
@@ -8313,6 +8318,25 @@ static gai_mapping *gai_ranks_next_alias(const gai_ranks *ranks, size_t *rank)
     return NULL;
 }
 
+static void gai_parked_link(galloc_pool *pool, gai_mapping *mapping)
+{
+    mapping->newer_parked = NULL;
+    mapping->older_parked = pool->newest_parked;
+    if (mapping->older_parked) mapping->older_parked->newer_parked = mapping;
+    else pool->oldest_parked = mapping;
+    pool->newest_parked = mapping;
+    pool->parked += mapping->bytes;
+}
+
+static void gai_parked_unlink(galloc_pool *pool, gai_mapping *mapping)
+{
+    if (mapping->older_parked) mapping->older_parked->newer_parked = mapping->newer_parked;
+    else pool->oldest_parked = mapping->newer_parked;
+    if (mapping->newer_parked) mapping->newer_parked->older_parked = mapping->older_parked;
+    else pool->newest_parked = mapping->older_parked;
+    pool->parked -= mapping->bytes;
+}
+
 /* Makes the mapping's block an alias: the page is parked there, or is mapped elsewhere. [lock] */
 static void gai_alias_add(galloc_pool *pool, gai_mapping *mapping)
 {
@@ -8325,7 +8349,7 @@ static void gai_alias_add(galloc_pool *pool, gai_mapping *mapping)
     else pool->oldest_alias = mapping;
     pool->newest_alias = mapping;
     pool->ranks.aliases[mapping->rank / 64] |= gai_rank_bit(mapping->rank);
-    if (mapping->page->current == mapping) pool->parked += mapping->bytes;
+    if (mapping->page->current == mapping) gai_parked_link(pool, mapping);
     else pool->stats.leaving += mapping->bytes;
     pool->stale += mapping->page->current != mapping;
 }
@@ -8341,7 +8365,7 @@ static void gai_alias_remove(galloc_pool *pool, gai_mapping *mapping)
     pool->ranks.aliases[mapping->rank / 64] &= ~gai_rank_bit(mapping->rank);
     mapping->block->kind = GAI_BUSY;
     mapping->block->alias = NULL;
-    if (mapping->page->current == mapping) pool->parked -= mapping->bytes;
+    if (mapping->page->current == mapping) gai_parked_unlink(pool, mapping);
     else pool->stats.leaving -= mapping->bytes;
     pool->stale -= mapping->page->current != mapping;
 }
@@ -8877,11 +8901,10 @@ static void gai_parked_take(galloc_pool *pool, gai_mapping *mapping, gai_page_fi
     filter->most -= mapping->bytes;
 }
 
-/* Returns whether the alias is a parked page that passes the filter. */
+/* Does the parked page pass the filter? */
 static int gai_parked_serves(const galloc_pool *pool, const gai_mapping *mapping, const gai_page_filter *filter)
 {
-    return mapping->page->current == mapping && mapping->bytes <= filter->most &&
-           gai_mapping_is_spare(pool, mapping, mapping->block->marks, filter);
+    return mapping->bytes <= filter->most && gai_mapping_is_spare(pool, mapping, mapping->block->marks, filter);
 }
 
 /* The parked page that lies farthest behind the start of its room: the room's block needs it last. NULL: none passes
@@ -8889,7 +8912,7 @@ static int gai_parked_serves(const galloc_pool *pool, const gai_mapping *mapping
 static gai_mapping *gai_parked_farthest(const galloc_pool *pool, const gai_page_filter *filter)
 {
     gai_mapping *mapping, *best = NULL;
-    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
+    for (mapping = pool->oldest_parked; mapping; mapping = mapping->newer_parked)
         if (mapping->block->room > (best ? best->block->room : 0) && gai_parked_serves(pool, mapping, filter))
             best = mapping;
     return best;
@@ -8944,9 +8967,8 @@ static gai_page *gai_parked_in_rooms(const galloc_pool *pool)
 {
     gai_page *list = NULL;
     gai_mapping *mapping;
-    for (mapping = pool->newest_alias; mapping; mapping = mapping->older)
-        if (mapping->block->room && gai_block_is_parked(mapping->block))
-            gai_page_list(mapping->page, UINT64_MAX - mapping->block->room, &list);
+    for (mapping = pool->newest_parked; mapping; mapping = mapping->older_parked)
+        if (mapping->block->room) gai_page_list(mapping->page, UINT64_MAX - mapping->block->room, &list);
     return gai_pages_sort(list);
 }
 
@@ -8955,12 +8977,12 @@ static void gai_parked_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_
 {
     gai_mapping *mapping, *next;
     gai_page *page;
-    for (mapping = pool->oldest_alias; mapping && filter->wanted; mapping = next) {
-        next = mapping->newer;
+    for (mapping = pool->oldest_parked; mapping && filter->wanted; mapping = next) {
+        next = mapping->newer_parked;
         if (!mapping->block->room && gai_parked_serves(pool, mapping, filter))
             gai_parked_take(pool, mapping, filter, batch);
     }
-    mapping = filter->wanted && pool->parked ? gai_parked_farthest(pool, filter) : NULL;
+    mapping = filter->wanted ? gai_parked_farthest(pool, filter) : NULL;
     if (!mapping) return;
     gai_parked_take(pool, mapping, filter, batch);
     for (page = filter->wanted ? gai_parked_in_rooms(pool) : NULL; page && filter->wanted; page = page->next_unused)
@@ -9165,10 +9187,11 @@ static int gai_mapping_is_within(const galloc_pool *pool, const gai_mapping *map
    free block before the one just cut out. */
 static void gai_pool_park_room(galloc_pool *pool, uintptr_t begin, uintptr_t end)
 {
-    gai_block *block = gai_block_before(end - 1);
+    gai_block *block = NULL;
     while (begin < end) {
         gai_mapping *mapping = gai_page_at(end - 1);
         gai_batch batch = {NULL, NULL};
+        if (!block && !mapping->block) block = gai_block_before(end - 1);
         end = mapping->addr;
         if (gai_mapping_is_within(pool, mapping, block) && gai_block_to_batch(pool, block, end, mapping->bytes, &batch))
             block = gai_batch_park(pool, &batch)->prev;
@@ -9239,11 +9262,11 @@ static void gai_pool_park(galloc_pool *pool)
 static void gai_pool_unpark(galloc_pool *pool, uintptr_t begin, uintptr_t end)
 {
     gai_mapping *mapping, *newer;
-    for (mapping = pool->oldest_alias; mapping; mapping = newer) {
+    for (mapping = pool->oldest_parked; mapping; mapping = newer) {
         gai_block *block = mapping->block;
-        newer = mapping->newer;
+        newer = mapping->newer_parked;
         if (mapping->addr >= end || mapping->addr + mapping->bytes <= begin || block->room) continue;
-        if (!gai_block_is_parked(block) || !gai_block_map_need(mapping->addr)) continue;
+        if (!gai_block_map_need(mapping->addr)) continue;
         gai_alias_remove(pool, mapping);
         mapping->block = NULL;
         gai_block_show(block);
@@ -9593,8 +9616,8 @@ static gai_page *gai_pool_list_spare(const galloc_pool *pool, const gai_page_fil
     const gai_set *set;
     const gai_mapping *mapping;
     for (set = &pool->common; set; set = set->next) gai_set_list_spare(pool, set, filter, &list);
-    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
-        if (mapping->page->current == mapping && gai_mapping_is_spare(pool, mapping, mapping->block->marks, filter))
+    for (mapping = pool->oldest_parked; mapping; mapping = mapping->newer_parked)
+        if (gai_mapping_is_spare(pool, mapping, mapping->block->marks, filter))
             gai_page_list(mapping->page, mapping->page->used, &list);
     return list;
 }
@@ -12897,9 +12920,8 @@ static void gai_survey_all(gai_survey *survey, galloc_pool *pool)
         gai_survey_set(survey, &stream->free);
         gai_survey_cache(survey, stream);
     }
-    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer) {
+    for (mapping = pool->oldest_parked; mapping; mapping = mapping->newer_parked) {
         size_t before = survey->report->usable;
-        if (!gai_block_is_parked(mapping->block)) continue;
         gai_survey_range(survey, mapping->block->marks, mapping->addr, mapping->addr + mapping->bytes, 0);
         if (survey->report->usable - before == mapping->bytes) survey->movable += mapping->bytes;
     }
@@ -13995,15 +14017,22 @@ static cudaError_t gai_pool_free_after(galloc_pool *pool, void *ptr, const cudaS
     return error;
 }
 
-/* Adds a recorded use to a block, and removes recorded uses by captured streams whose graphs are gone. Those by retired
-   streams stay: a retired stream may be passed to galloc again. Returns 0 if host memory is missing. [lock] */
+/* Has a recorded use by the stream ended? By a captured stream with its graph, by a retired one with the event of
+   gai_pool_retire. [lock] */
+static int gai_stream_has_ended(const gai_stream *stream)
+{
+    if (!gai_stream_is_plain(stream)) return !stream->capture;
+    return stream->retired && gai_stream_stamp(stream) <= stream->done;
+}
+
+/* Adds a recorded use to a block, and removes those that have ended. Returns 0 if host memory is missing. [lock] */
 static int gai_block_add_use(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
     gai_mark *mark, **at = &block->recorded_uses;
     while (*at) {
         const gai_stream *use = (*at)->stream;
         if (use == stream) return 1;
-        if (!gai_stream_is_plain(use) && !use->capture) gai_mark_drop(pool, at);
+        if (gai_stream_has_ended(use)) gai_mark_drop(pool, at);
         else at = &(*at)->next;
     }
     if (!gai_slab_need(&pool->marks, 1)) return 0;
@@ -16276,7 +16305,7 @@ static int gai_check_pool(galloc_pool *pool)
     const gai_set *set;
     const gai_segment *segment;
     const gai_stream *stream;
-    const gai_mapping *mapping;
+    const gai_mapping *mapping, *next_parked = pool->oldest_parked;
     size_t quarantined = 0, leaving = 0, parked = 0, old = 0, streams = 0, outside = 0;
     int broken = gai_check_graphs(pool), lost = 0;
     memset(&census, 0, sizeof census);
@@ -16305,15 +16334,21 @@ static int gai_check_pool(galloc_pool *pool)
     for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer) {
         int is_parked = mapping->page->current == mapping;
         census.found.mappings++;
-        if (is_parked) parked += mapping->bytes;
-        else leaving += mapping->bytes;
+        if (is_parked) {
+            parked += mapping->bytes;
+            broken += next_parked != mapping;
+            next_parked = mapping->newer_parked;
+        } else {
+            leaving += mapping->bytes;
+        }
         old += (size_t)!is_parked;
         if (is_parked) gai_census_page(&census, mapping->page, mapping->bytes, 1);
         broken += mapping->block->kind != GAI_ALIAS || mapping->block->addr != mapping->addr ||
                   mapping->block->bytes != mapping->bytes || mapping->page->mappings < 1 || !mapping->page->current ||
                   mapping->block->alias != mapping || mapping->page->taken;
     }
-    broken += lost != pool->lost || leaving != pool->stats.leaving || parked != pool->parked || old != pool->stale;
+    broken += lost != pool->lost || leaving != pool->stats.leaving || parked != pool->parked || old != pool->stale ||
+              next_parked;
     broken += pool->tuning.decided > GALLOC_DECISIONS;
     broken += gai_check_holes(pool, &census);
     broken += gai_check_slabs(pool, &census) + gai_check_ranks(pool, census.found.mappings);

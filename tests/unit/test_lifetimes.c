@@ -890,8 +890,8 @@ TEST(captures_that_only_record_do_not_pile_up)
     finish();
 }
 
-/* A stream that was retired may be passed to galloc again, and use the block again: its recorded use is never over
-   before the free, whether its work is complete in between or not. */
+/* The recorded use of a retired stream lasts until its work is complete. A stream that was retired may be passed to
+   galloc again, and be recorded again. */
 TEST(the_use_of_a_retired_stream_lasts)
 {
     for (int again = 0; again < 2; again++) {
@@ -915,6 +915,7 @@ TEST(the_use_of_a_retired_stream_lasts)
             OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
             OK(galloc_record_stream(p, s));
             x = get(pool, KIB(4), t);
+            OK(galloc_record_stream(p, t));
             put(t, p, MIB(20), 3);
         }
         OK(galloc_record_stream(p, s)); /* which looks at all of them */

@@ -1379,6 +1379,52 @@ TEST(stream_states_do_not_pile_up_while_a_pool_serves_all_from_its_cache)
     }
 }
 
+/* Nor while a block that stays, such as a model's weights, is recorded for each of them. */
+TEST(stream_states_do_not_pile_up_on_a_block_that_stays)
+{
+    begin();
+    cudaStream_t t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *stays = get_used(pool, MIB(8), t, 1);
+    size_t most = 0;
+    OK(cudaStreamSynchronize(t));
+    for (int i = 0; i < 1000; i++) {
+        cudaStream_t s = stream_new();
+        void *p = get_used(pool, MIB(1), s, 2);
+        OK(galloc_record_stream(stays, s));
+        look(s, stays, MIB(8), 1);
+        OK(galloc_free(p, s));
+        OK(cudaStreamSynchronize(s));
+        OK(galloc_stream_retire(s));
+        stream_end(s);
+        if (inside_streams(pool) > most) most = inside_streams(pool);
+    }
+    EXPECT(most <= inside_streams_kept() + 8);
+    OK(galloc_free(stays, t));
+    pool_end(pool);
+    finish();
+}
+
+/* Work of a retired stream that is still under way counts until it ends, whoever is recorded meanwhile. */
+TEST(a_recorded_use_by_a_retired_stream_lasts_as_long_as_its_work)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_pool *pool = tight_pool(MIB(8), COMPLETED | FOLLOWED | WAIT);
+    void *p = get_used(pool, MIB(8), s, 1);
+    order(s, t);
+    OK(galloc_record_stream(p, t));
+    look(t, p, MIB(8), 1);
+    OK(galloc_stream_retire(t));
+    stream_end(t);
+    OK(galloc_record_stream(p, u));
+    OK(galloc_free(p, s));
+    p = get_used(pool, MIB(8), s, 2);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
 static struct {
     galloc_pool *pool;
     cudaStream_t stream;
