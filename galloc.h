@@ -9187,11 +9187,10 @@ static int gai_mapping_is_within(const galloc_pool *pool, const gai_mapping *map
    free block before the one just cut out. */
 static void gai_pool_park_room(galloc_pool *pool, uintptr_t begin, uintptr_t end)
 {
-    gai_block *block = NULL;
+    gai_block *block = gai_page_at(begin)->block ? NULL : gai_block_before(begin);
     while (begin < end) {
         gai_mapping *mapping = gai_page_at(end - 1);
         gai_batch batch = {NULL, NULL};
-        if (!block && !mapping->block) block = gai_block_before(end - 1);
         end = mapping->addr;
         if (gai_mapping_is_within(pool, mapping, block) && gai_block_to_batch(pool, block, end, mapping->bytes, &batch))
             block = gai_batch_park(pool, &batch)->prev;
