@@ -862,7 +862,8 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
    memory of the largest. Captures of `stream` until galloc_graph_end, one after the other or the one that is under way,
    and of the streams that they fork to, belong to the group: memory that one capture frees, later captures may reuse.
    The program promises that
-     - each launch of a graph of the group is ordered after the previous one, so that no two run at once;
+     - each launch of a graph of the group, and any other work on its results, is ordered after the launch before, so
+       that no two run at once;
      - no graph relies on what another one left in memory that was freed in the other one's capture.
    A result (a block that is not freed in its capture) and a recorded input are not given to other captures of the group
    until the program has freed them. Graphs captured after that may write to them. So may graphs that were captured

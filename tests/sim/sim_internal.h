@@ -29,7 +29,7 @@
 #define SM_PAGE    ((size_t)2 << 20)   /* the ledger keeps one history per this many bytes of a handle */
 #define SM_COPY    8                   /* access of a copy, which can reach cudaMalloc memory on any device */
 #define SM_PEER    16                  /* of cudaMemcpyPeer, which reaches mapped memory of each device too */
-#define SM_LANES   64                  /* the most streams in one capture */
+#define SM_LANES   1024                /* the most streams in one capture */
 
 /* Error numbers that both APIs share. They have names here because each API uses other names. */
 enum {
