@@ -1932,4 +1932,24 @@ TEST(the_report_says_that_the_driver_decides_who_gets_memory)
     finish();
 }
 
+/* A pool whose driver's pool could not be destroyed still has it, and the next attempt destroys it. */
+TEST(the_drivers_pool_goes_with_the_next_attempt)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.backend = GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_free(get(pool, 1000, s), s));
+    OK(cudaStreamSynchronize(s));
+    sim_fail("cuMemPoolDestroy", 1, 0, cudaErrorUnknown);
+    EXPECT_EQ(galloc_pool_destroy(pool), cudaErrorUnknown);
+    sim_fail_clear();
+    OK(galloc_free(get(pool, 1000, s), s));
+    OK(cudaStreamSynchronize(s));
+    pool_end(pool);
+    EXPECT_EQ(sim_calls("cuMemPoolDestroy"), sim_calls("cuMemPoolCreate") + 1);
+    finish();
+}
+
 TEST_MAIN()

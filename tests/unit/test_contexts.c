@@ -1885,4 +1885,30 @@ TEST(pinned_memory_of_a_context_that_is_reset_meanwhile_is_gone)
     finish();
 }
 
+/* What was freed before the reset of the pool's context has no events to come. */
+TEST(nothing_is_unmarked_after_a_reset)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    galloc_stream_stats streams[8];
+    int n = 0;
+    config.lane_bytes = 0;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get_used(pool, MIB(1), s, 1), *q = get_used(pool, MIB(1), t, 2);
+    unsigned long long id = stream_id(s);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, t));
+    OK(cudaDeviceReset());
+    OK(cudaSetDevice(0));
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+    OK(galloc_pool_streams(pool, streams, 8, &n));
+    EXPECT(n > 0 && n <= 8);
+    for (int i = 0; i < n; i++)
+        if (streams[i].stream_id == id) EXPECT_EQ(streams[i].unmarked, 0);
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

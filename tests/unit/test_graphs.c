@@ -624,6 +624,65 @@ TEST(another_stream_does_not_follow_over_a_programmatic_launch)
     }
 }
 
+/* As many nodes as before, the last one among them, are another place. */
+TEST(a_wide_place_is_known_by_all_of_its_nodes)
+{
+    enum { NODES = 70 };
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_for(3);
+    cudaGraphNode_t one[NODES], two[NODES];
+    cudaGraph_t graph = NULL;
+    OK(cudaGraphCreate(&graph, 0));
+    capture_into(graph, s, NULL, 0);
+    void *p = get_block(pool, s, 1);
+    one[0] = last_node(graph);
+    for (int i = 1; i < NODES; i++) OK(cudaGraphAddEmptyNode(&one[i], graph, NULL, 0));
+    for (int i = 0; i + 1 < NODES; i++) OK(cudaGraphAddEmptyNode(&two[i], graph, NULL, 0));
+    two[NODES - 1] = one[NODES - 1];
+    OK(cudaStreamUpdateCaptureDependencies(s, one, PLAIN_EDGES NODES, cudaStreamSetCaptureDependencies));
+    OK(galloc_free(p, s));
+    OK(cudaStreamUpdateCaptureDependencies(s, two, PLAIN_EDGES NODES, cudaStreamSetCaptureDependencies));
+    EXPECT(pass(pool, s, 2) != p);
+    OK(cudaStreamUpdateCaptureDependencies(s, one, PLAIN_EDGES NODES, cudaStreamAddCaptureDependencies));
+    (void)capture_end(s);
+    cudaGraphExec_t exec = instance(graph);
+    OK(cudaGraphLaunch(exec, t));
+    OK(cudaStreamSynchronize(t));
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    expect_room(pool, 3);
+    pool_end(pool);
+    finish();
+}
+
+/* Of the two nodes of a place one is near and the other is far behind. */
+TEST(a_stream_goes_on_behind_a_near_and_a_far_node)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_for(3);
+    cudaGraphNode_t place[2], later[2];
+    cudaGraph_t graph = NULL;
+    OK(cudaGraphCreate(&graph, 0));
+    capture_into(graph, s, NULL, 0);
+    void *p = get_block(pool, s, 1);
+    place[0] = last_node(graph);
+    OK(cudaGraphAddEmptyNode(&place[1], graph, NULL, 0));
+    OK(cudaStreamUpdateCaptureDependencies(s, place, PLAIN_EDGES 2, cudaStreamSetCaptureDependencies));
+    OK(galloc_free(p, s));
+    OK(cudaGraphAddEmptyNode(&later[0], graph, &place[0], 1));
+    later[1] = place[1];
+    for (int i = 0; i < 700; i++) OK(cudaGraphAddEmptyNode(&later[1], graph, &later[1], 1));
+    OK(cudaStreamUpdateCaptureDependencies(s, later, PLAIN_EDGES 2, cudaStreamSetCaptureDependencies));
+    EXPECT(pass(pool, s, 2) == p);
+    (void)capture_end(s);
+    OK(cudaGraphDestroy(graph));
+    expect_room(pool, 3);
+    pool_end(pool);
+    finish();
+}
+
 /* Many nodes between two calls: the stream goes on, however far away its past is. */
 TEST(a_stream_goes_on_however_much_was_captured_since)
 {

@@ -942,6 +942,37 @@ TEST(a_write_after_the_free_has_its_callers)
     }
 }
 
+__attribute__((noinline)) static void free_another(void *p, cudaStream_t s)
+{
+    OK(galloc_free(p, s));
+    __asm__ volatile("");
+}
+
+/* The free that pushes a block out of the quarantine is not the one that the line names. */
+TEST(a_write_after_the_free_names_that_free)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.debug = QUARANTINE | POISON;
+    config.quarantine_bytes = KIB(64);
+    config.history = 1000;
+    config.history_stacks = 8;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, KIB(40), s), *q = get(pool, KIB(40), s);
+    free_by_name(p, s);
+    write_at(p, 8, 1, 3, s);
+    OK(cudaDeviceSynchronize());
+    free_another(q, s);
+    OK(cudaDeviceSynchronize());
+    for (int i = 0; i < 50 && !log_lines; i++) free_another(get(pool, 1000, s), s);
+    EXPECT_EQ(log_lines, 1);
+    expect_said("; freed by free_by_name+0x");
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(a_write_after_the_free_is_found_at_the_end_of_the_pool)
 {
     begin_backed(SIM_PACE_STILL);

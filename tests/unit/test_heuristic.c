@@ -562,6 +562,18 @@ TEST(a_frozen_pool_does_as_its_configuration)
     finish();
 }
 
+TEST(freeze_leaves_another_strategy_alone)
+{
+    begin();
+    galloc_config config = galloc_config_default();
+    config.strategy = GALLOC_STRATEGY_POOLED;
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_pool_freeze(pool));
+    EXPECT_EQ(config_of(pool).strategy, GALLOC_STRATEGY_POOLED);
+    pool_end(pool);
+    finish();
+}
+
 TEST(other_strategies_and_segments_decide_nothing)
 {
     galloc_config config = galloc_config_default();

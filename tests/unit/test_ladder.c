@@ -2084,6 +2084,26 @@ TEST(the_report_tells_of_shrunk_blocks_that_keep_their_memory)
     finish();
 }
 
+/* Likewise of a single page. */
+TEST(the_report_tells_of_a_block_that_shrank_by_one_page)
+{
+    begin();
+    galloc_config config = config_limit(MIB(8));
+    galloc_report report;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *p = get_growable(pool, MIB(4), MIB(4), s), *q = NULL;
+    OK(galloc_resize(p, MIB(2), s));
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(6), s), cudaErrorMemoryAllocation);
+    OK(galloc_oom_report(&report));
+    EXPECT_EQ(report.rounding, MIB(2));
+    EXPECT_EQ(report.shrunk, MIB(2));
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* Blocks with room are larger than requested even when none has shrunk; in fixed segments they have all their room. */
 TEST(the_report_advises_nothing_for_blocks_that_have_not_shrunk)
 {

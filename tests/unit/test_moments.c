@@ -264,9 +264,12 @@ static struct {
     cudaStream_t s;
 } ending;
 
+static void (*at_lock)(pthread_mutex_t *mutex);
+
 /* The other thread says that it has to wait for a lock. */
 static int lock_and_tell(pthread_mutex_t *mutex)
 {
+    if (at_lock) at_lock(mutex);
     if (ending.goes && pthread_equal(pthread_self(), ending.other)) {
         if (!pthread_mutex_trylock(mutex)) return 0;
         say(&ending.waits);
@@ -328,6 +331,138 @@ TEST(a_group_does_not_end_while_its_stream_is_asked)
     int calls = 0;
     while (calls < 20 && end_at_question(calls + 1)) calls++;
     EXPECT(calls > 0 && calls < 20);
+}
+
+/* ---- before a lock is taken -------------------------------------------------------------------------------------- */
+
+static struct {
+    galloc_pool *pool, *handle;
+    gai_mark *taken[4096];
+    size_t before, n;
+} reserve;
+
+/* Once a call has used some of its marks, others take what it has reserved, and the host has no more memory. */
+static void take_the_reserve(pthread_mutex_t *mutex)
+{
+    gai_slab *marks = &reserve.pool->marks;
+    if (mutex != &reserve.pool->lock || reserve.n || marks->available + 2 > reserve.before) return;
+    while (marks->available > marks->promised) reserve.taken[reserve.n++] = gai_slab_take(marks);
+    sim_fail_malloc(1, 1);
+}
+
+/* The block is still used after the refusal, and its next free succeeds. */
+TEST(a_free_that_loses_its_reserve_leaves_the_block_as_it_was)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new(), both[] = {t, s};
+    galloc_pool *pool = pool_new(NULL);
+    cudaGraph_t graph = NULL;
+    void *p = get(pool, 1000, s), *q = get(pool, 1000, t);
+    OK(cudaStreamBeginCapture(t, cudaStreamCaptureModeRelaxed));
+    OK(galloc_record_stream(q, t));
+    reserve.pool = inside_pool(pool);
+    reserve.before = reserve.pool->marks.available;
+    at_lock = take_the_reserve;
+    EXPECT_EQ(galloc_free_after(p, both, 2), cudaErrorMemoryAllocation);
+    at_lock = NULL;
+    EXPECT(reserve.n > 0);
+    while (reserve.n) gai_slab_give(&reserve.pool->marks, reserve.taken[--reserve.n]);
+    sim_fail_malloc(0, 0);
+    OK(galloc_free_after(p, both, 2));
+    OK(cudaStreamEndCapture(t, &graph));
+    OK(cudaGraphDestroy(graph));
+    OK(galloc_free(q, t));
+    pool_end(pool);
+    finish();
+}
+
+static struct {
+    galloc_pool *pool, *other;
+    pthread_mutex_t *mutex;
+    pthread_t thread;
+    int ends, stopped, gone;
+} last;
+
+static void wait_for_the_end_of_a_pool(pthread_mutex_t *mutex)
+{
+    if (mutex != last.mutex || !pthread_equal(pthread_self(), last.thread)) return;
+    if (!__atomic_load_n(&last.ends, __ATOMIC_ACQUIRE) || last.stopped) return;
+    say(&last.stopped);
+    for (int i = 0; i < 200 && !__atomic_load_n(&last.gone, __ATOMIC_ACQUIRE); i++) usleep(1000);
+}
+
+static void *use_and_end(void *unused)
+{
+    last.thread = pthread_self();
+    OK(cudaSetDevice(0));
+    OK(galloc_free(get(last.other, 1000, cudaStreamPerThread), cudaStreamPerThread));
+    say(&last.ends);
+    return unused;
+}
+
+/* A thread ends while another one destroys a pool. The caches of its default stream in all other pools are emptied. */
+TEST(a_thread_that_ends_beside_a_pool_leaves_nothing_in_others)
+{
+    pthread_t thread;
+    begin();
+    last.other = pool_new(NULL);
+    last.pool = pool_new(NULL); /* the first of the list */
+    last.mutex = &inside_pool(last.pool)->lock;
+    cudaStream_t s = stream_new();
+    OK(galloc_free(get(last.pool, 1000, s), s));
+    at_lock = wait_for_the_end_of_a_pool;
+    EXPECT_EQ(pthread_create(&thread, NULL, use_and_end, NULL), 0);
+    hear(&last.stopped);
+    pool_end(last.pool);
+    say(&last.gone);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    at_lock = NULL;
+    EXPECT_EQ(inside_stream_at(last.other, 0).blocks, 0);
+    pool_end(last.other);
+    finish();
+}
+
+/* ---- what galloc_pool_check finds -------------------------------------------------------------------------------- */
+
+TEST(a_descriptor_that_is_lost_is_found)
+{
+    begin();
+    galloc_pool *handle = pool_new(NULL), *pool = inside_pool(handle);
+    EXPECT(gai_slab_has(&pool->waits, 1));
+    void *wait = gai_slab_take(&pool->waits);
+    EXPECT_EQ(galloc_pool_check(handle), 1);
+    gai_slab_give(&pool->waits, wait);
+    EXPECT_EQ(galloc_pool_check(handle), 0);
+    pool_end(handle);
+    finish();
+}
+
+TEST(bins_that_have_each_others_block_are_found)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    config.lane_bytes = 0;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get_used(pool, MIB(1) / 2, s, 1), *a = get(pool, 1000, s);
+    void *q = get_used(pool, MIB(1) / 2, t, 1), *b = get(pool, 1000, t);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, t));
+    gai_block *one = gai_block_at((uintptr_t)p), *two = gai_block_at((uintptr_t)q);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    if (!EXPECT(one->set != two->set && one->row == two->row && one->column == two->column)) return;
+    gai_block **first = &one->set->bins[one->row][one->column], **second = &two->set->bins[two->row][two->column];
+    if (!EXPECT(*first == one && *second == two && !one->next_bin && !two->next_bin)) return;
+    *first = two;
+    *second = one;
+    EXPECT(galloc_pool_check(pool) > 0);
+    *first = one;
+    *second = two;
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(a, s));
+    OK(galloc_free(b, t));
+    pool_end(pool);
+    finish();
 }
 
 TEST_MAIN()

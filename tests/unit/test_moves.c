@@ -2441,6 +2441,44 @@ TEST(a_page_that_goes_back_is_no_hit)
     finish();
 }
 
+/* Pages are as large as the device's, however small `growth` is. */
+TEST(growth_below_the_granularity_is_the_granularity)
+{
+    sim_options options = sim_defaults();
+    options.granularity = MIB(8);
+    begin_with(options);
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.growth = MIB(2);
+    galloc_pool *pool = pool_new(&config);
+    void *p = get_used(pool, MIB(30), s, 1), *q = get_used(pool, MIB(3), s, 2);
+    expect_healthy(pool, 1);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(moved_bytes_begin_anew_with_the_other_counters)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_limited(MIB(16));
+    void *p[8];
+    for (int i = 0; i < 8; i++) p[i] = get(pool, MIB(2), s);
+    for (int i = 0; i < 8; i += 2) OK(galloc_free(p[i], s));
+    void *q = get(pool, MIB(8), s);
+    EXPECT(stats_of(pool).moves > 0 && stats_of(pool).moved_bytes > 0);
+    OK(galloc_pool_stats_reset(pool));
+    EXPECT_EQ(stats_of(pool).moves, 0);
+    EXPECT_EQ(stats_of(pool).moved_bytes, 0);
+    OK(galloc_free(q, s));
+    for (int i = 1; i < 8; i += 2) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    finish();
+}
+
 /* A device may have smaller pages than the 2 MiB that galloc uses at least, and addresses that fit only those. */
 TEST(a_heap_of_a_device_with_small_pages_is_sound)
 {

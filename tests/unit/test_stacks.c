@@ -1260,4 +1260,34 @@ TEST(two_pools_that_first_ask_for_stacks_share_them)
     finish();
 }
 
+#if defined(__x86_64__)
+/* Code that belongs to no library, as a compiler makes at run time. */
+TEST(a_call_from_code_of_no_library_has_no_name)
+{
+    /* push rbp; mov rbp, rsp; mov rax, the function; call rax; pop rbp; ret */
+    static const unsigned char head[] = {0x55, 0x48, 0x89, 0xe5, 0x48, 0xb8}, tail[] = {0xff, 0xd0, 0x5d, 0xc3};
+    cudaError_t (*function)(galloc_pool *, void **, size_t, cudaStream_t) = galloc_pool_malloc, (*made)(
+        galloc_pool *, void **, size_t, cudaStream_t);
+    char list[4096];
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = NULL;
+    char *code = mmap(NULL, 4096, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (!EXPECT(code != MAP_FAILED)) return;
+    memcpy(code, head, sizeof head);
+    memcpy(code + sizeof head, &function, sizeof function);
+    memcpy(code + sizeof head + sizeof function, tail, sizeof tail);
+    *(void **)(void *)&made = code;
+    OK(galloc_pool_history(pool, 100));
+    OK(galloc_pool_history_stacks(pool, 8));
+    OK(made(pool, &p, 1000, NULL));
+    OK(galloc_live_text(pool, list, sizeof list));
+    EXPECT(strstr(list, "??" "(+0x") != NULL);
+    OK(galloc_free(p, NULL));
+    pool_end(pool);
+    EXPECT_EQ(munmap(code, 4096), 0);
+    finish();
+}
+#endif
+
 TEST_MAIN()

@@ -2,6 +2,7 @@
    checks/check_trace.sh replays such logs. */
 
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 
 #include "setup.h"
@@ -582,6 +583,31 @@ TEST(a_row_is_whole_though_another_thread_fills_the_log_meanwhile)
     EXPECT_EQ(rows_in(path), 2 * TURNS + filler.rows);
     log_ends();
     finish();
+}
+
+static int open_files(void)
+{
+    DIR *all = opendir("/proc/self/fd");
+    int n = 0;
+    while (all && readdir(all)) n++;
+    if (all) closedir(all);
+    return n;
+}
+
+TEST(shutdown_closes_the_log)
+{
+    int before = open_files();
+    for (int i = 0; i < 3; i++) {
+        begin();
+        log_to("log.csv");
+        void *p = NULL;
+        OK(galloc_malloc(&p, 1000, NULL));
+        OK(galloc_free(p, NULL));
+        OK(galloc_shutdown());
+        log_ends();
+        finish();
+    }
+    EXPECT_EQ(open_files(), before);
 }
 
 /* ---- ends of the process ----------------------------------------------------------------------------------------- */
