@@ -8090,18 +8090,11 @@ static void gai_addresses_are_new(uintptr_t addr, size_t bytes)
             gai_pool_leave_range(pool, health, addr, bytes);
 }
 
-#define GAI_RESERVED_LEAST ((size_t)4 << 30) /* under a limit */
-#define GAI_RESERVED_OF_LIMIT 64             /* above it, as a multiple of the limit */
-
-/* Reserves an address range of twice the device's memory, under a low limit less; if the driver refuses, a smaller one
-   of at least `at_least` bytes. Address space is plentiful, and one range serves blocks of all sizes and streams; but
-   hundreds of pools with twice the device's memory each would take all of it. */
+/* Reserves an address range of twice the device's memory; if the driver refuses, a smaller one of at least
+   `at_least` bytes. Address space is plentiful, and one range serves blocks of all sizes and streams. */
 static CUresult gai_segment_reserve(galloc_pool *pool, size_t at_least)
 {
-    size_t device = 2 * pool->device_bytes, limit = gai_pool_capacity(pool);
-    size_t most = limit < device / GAI_RESERVED_OF_LIMIT ? gai_max(limit * GAI_RESERVED_OF_LIMIT, GAI_RESERVED_LEAST)
-                                                         : device;
-    size_t bytes = gai_up(gai_max(gai_min(most, device), at_least), pool->granularity);
+    size_t bytes = gai_up(gai_max(2 * pool->device_bytes, at_least), pool->granularity);
     CUdeviceptr addr = 0;
     CUresult result;
     gai_segment *segment = gai_segment_new(pool);

@@ -363,29 +363,6 @@ TEST(pools_of_a_device_share_its_limit)
     }
 }
 
-/* A pool reserves addresses of twice the device's memory. Many small pools would take all addresses that way. */
-TEST(many_pools_with_low_limits_have_addresses)
-{
-    enum { POOLS = 32 };
-    sim_options options = sim_defaults();
-    options.memory = GIB(4096);
-    begin_with(options);
-    cudaStream_t s = stream_new();
-    galloc_config config = config_limit(MIB(64));
-    galloc_pool *pool[POOLS];
-    void *p[POOLS];
-    for (int i = 0; i < POOLS; i++) {
-        pool[i] = pool_new(&config);
-        p[i] = get_used(pool[i], MIB(48), s, 1);
-    }
-    for (int i = 0; i < POOLS; i++) {
-        OK(galloc_free(p[i], s));
-        OK(galloc_free(get_used(pool[i], MIB(64), s, 2), s));
-        pool_end(pool[i]);
-    }
-    finish();
-}
-
 /* A size beyond all addresses, of a difference below zero perhaps, is refused as any other beyond the limit. */
 TEST(sizes_beyond_all_addresses_are_rejected)
 {
