@@ -188,12 +188,12 @@
      joined, but not the one on which the capture began, nor one that it has recorded for a block. With stream_check:off
      nothing may be captured. If the program moves a captured stream to another position of the graph
      (cudaStreamUpdateCaptureDependencies, a second capture into it), first free there what it used; it reuses earlier
-     frees only if the new position comes after the old one. A conditional
-     node's body is a graph of its own. No galloc call ends a capture or adds a stream to one, in any thread and capture
-     mode, except a capture that another thread begins during the call: on the stream of the call, or, if the call names
-     the legacy stream or a block recorded for it, on a blocking stream. A free on a stream whose capture was
-     invalidated succeeds. galloc_stats.graph_bytes counts the free memory that graphs own. galloc_pool_trim leaves it
-     alone, and galloc_pool_destroy and galloc_shutdown fail while there is any.
+     frees only if the new position comes after the old one. A conditional node's body is a graph of its own. No galloc
+     call ends a capture or adds a stream to one, in any thread and capture mode, except a capture that another thread
+     begins during the call: on the stream of the call, or, if the call names the legacy stream or a block recorded for
+     it, on a blocking stream. A free on a stream whose capture was invalidated succeeds. galloc_stats.graph_bytes
+     counts the free memory that graphs own. galloc_pool_trim leaves it alone, and galloc_pool_destroy and
+     galloc_shutdown fail while there is any.
 
    ON RUNNING OUT
      A request that fits no free block takes these steps until one serves it; when all fail it returns
@@ -220,7 +220,7 @@
 
    ON THREADS
      Any thread may call any function at any time, on any stream. Calls that a stream cache serves take only its lock.
-     Others take the pool's lock, never around a driver call: while one creates pages, those that need none go on. A
+     Others take the pool's lock, never around a driver call: while one creates pages, calls that need no page go on. A
      thread must not be cancelled in a call (pthread_cancel). A child of fork gets cudaErrorInitializationError.
      stream_check: each call asks CUDA whether its stream is being captured, and for the stream's id (on default
      streams: for the current context), since CUDA reuses handles. stream_check:off skips that in calls that a stream
@@ -853,7 +853,7 @@ GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
    last is found only when memory runs out, or after a thousand such streams: up to 2 MiB, or the stream's share of
    1/128 of the heap if that is more (of half of the heap in a program that repeats itself). It is all that the stream
    freed if it was the pool's only stream. A stream that is passed to galloc again counts as not retired; but earlier
-   galloc_record_stream calls that named it do not count any more.
+   galloc_record_stream calls that named it may not count any more.
      stream   not captured. It is retired in all pools, or after an error in none
      Returns  also cudaErrorStreamCaptureImplicit: the legacy stream, while a blocking stream is captured */
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
@@ -862,8 +862,8 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
    memory of the largest. Captures of `stream` until galloc_graph_end, one after the other or the one that is under way,
    and of the streams that they fork to, belong to the group: memory that one capture frees, later captures may reuse.
    The program promises that
-     - each launch of a graph of the group, and any other work on its results, is ordered after the launch before, so
-       that no two run at once;
+     - each launch of a graph of the group, and each other use of a result, is ordered after all earlier ones of them,
+       so that no two run at once;
      - no graph relies on what another one left in memory that was freed in the other one's capture.
    A result (a block that is not freed in its capture) and a recorded input are not given to other captures of the group
    until the program has freed them. Graphs captured after that may write to them. So may graphs that were captured
@@ -2181,10 +2181,9 @@ typedef struct gai_edge {
     unsigned char data[8];
 } gai_edge;
 
-/* The last two are longer forms, since CUDA 12.3, with a place for the data of edges. NULL: the toolkit or the driver
-   is older. Where nodes are asked for and an edge is weaker than full completion ordering, the short forms are an error
-   (CUDA_ERROR_LOSSY_QUERY), and so are the long ones without that place. Runtimes 12.3 and 12.4 return the driver's
-   newest form for either. */
+/* The last two are longer forms, since CUDA 12.3, with a place for the data of edges. NULL: the driver is older, and
+   has no such edges. Where nodes are asked for and an edge is weaker than full completion ordering, the short forms are
+   an error (CUDA_ERROR_LOSSY_QUERY), and so are the long ones without that place. */
 static struct {
     GAI_DRIVER_FUNCTIONS(GAI_DRIVER_POINTER)
     CUresult(CUDAAPI *StreamGetCaptureInfoLong)(CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *,
@@ -2199,8 +2198,9 @@ static cudaError_t gai_forget_error(cudaError_t before, cudaError_t error)
     return error;
 }
 
-/* The address of a driver function, in the form of this version where the runtime offers the choice. NULL: the driver
-   does not have it. */
+/* The address of a driver function, in the form of this version of CUDA. NULL: the driver does not have it. Before
+   12.5 the runtime gives the form of its own version, and a newer runtime may be loaded than the toolkit's: so it is
+   asked for the driver's own search alone, whose form is the same in each 12.x. */
 static cudaError_t gai_find_function(const char *name, unsigned version, void **function)
 {
     enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
@@ -2209,8 +2209,14 @@ static cudaError_t gai_find_function(const char *name, unsigned version, void **
 #if CUDART_VERSION >= 12050
     error = cudaGetDriverEntryPointByVersion(name, function, version, cudaEnableLegacyStream, &found);
 #else
-    (void)version;
-    error = cudaGetDriverEntryPoint(name, function, cudaEnableLegacyStream, &found);
+    void *address = NULL;
+    CUresult(CUDAAPI *search)(const char *, void **, int, cuuint64_t, int *) = NULL;
+    int status = 0;
+    error = cudaGetDriverEntryPoint("cuGetProcAddress", &address, cudaEnableLegacyStream, &found);
+    if (error || found != cudaDriverEntryPointSuccess) address = NULL;
+    memcpy(&search, &address, sizeof search);
+    if (search && (search(name, function, (int)version, cudaEnableLegacyStream, &status) || status))
+        found = cudaDriverEntryPointSymbolNotFound;
 #endif
     if (error || found != cudaDriverEntryPointSuccess) *function = NULL;
     return gai_forget_error(before, error);
@@ -2236,13 +2242,11 @@ static cudaError_t gai_load_function(const char *name, void *into, size_t size)
 static void gai_load_long_functions(void)
 {
     void *info = NULL, *after = NULL;
-#if CUDART_VERSION >= 12030
     int version = 0;
     if (!gai_cu.DriverGetVersion(&version) && version >= 12030) {
         (void)gai_find_function("cuStreamGetCaptureInfo", 12030, &info);
         (void)gai_find_function("cuGraphNodeGetDependencies", 12030, &after);
     }
-#endif
     gai_set_function(&gai_cu.StreamGetCaptureInfoLong, info, sizeof info);
     gai_set_function(&gai_cu.GraphNodeGetDependenciesLong, after, sizeof after);
 }
@@ -3001,6 +3005,7 @@ struct galloc_graph {
 };
 
 #define GAI_UNKNOWN_STREAMS (~0ull)
+#define GAI_RETIRED_EVERYWHERE 2 /* in all pools: gai_retire has succeeded */
 
 /* done < epoch;  freed, handed <= epoch;  done < recorded->epoch < recorded->next->epoch < ... < epoch
    newest: the last of `recorded`;  events: how many these are
@@ -3029,7 +3034,7 @@ struct gai_stream {
     int wanted;          /* an allocation has needed an event of this stream once; the legacy stream gets events without
                             a request only after that */
     int due;             /* gai_pool_record_due has to record an event (docs/design.md, Streams, rule 6) */
-    short retired;       /* its stream is, or is about to be, destroyed */
+    short retired;       /* not 0: its stream is, or is about to be, destroyed; or GAI_RETIRED_EVERYWHERE */
     short silent;        /* its context did not answer whether it exists, or has an error: no call is made on it */
     short ended;         /* its context has ended, but perhaps not its work: a wait for all devices completes that */
     int busy;            /* calls that hold on to it with no lock held */
@@ -6396,7 +6401,7 @@ typedef struct gai_walk {
     size_t n, room;
     int bounded; /* it has room for GAI_WALK nodes and no more, and does not go over edges that are weaker than full
                     completion ordering */
-    int partial; /* some nodes could not be read, or are too far away */
+    int partial; /* the nodes at which it begins could not all be read */
     CUgraphNode *nodes;
     uint32_t *index;
     void *more;  /* host memory of both; NULL: they are these: */
@@ -6474,7 +6479,6 @@ static void gai_walk_on_wide(gai_walk *walk, size_t at)
     CUresult result = gai_node_after(node, NULL, NULL, &n);
     if (!result && n <= SIZE_MAX / each) nodes = (CUgraphNode *)GALLOC_MALLOC(n * each);
     if (nodes) result = gai_node_after(node, nodes, (gai_edge *)(void *)(nodes + n), &n);
-    walk->partial |= !nodes || result;
     if (nodes && !result) gai_walk_add(walk, nodes, n);
     if (nodes) GALLOC_FREE(nodes);
 }
@@ -6490,7 +6494,6 @@ static void gai_walk_on(gai_walk *walk, size_t at)
         gai_walk_on_wide(walk, at);
         return;
     }
-    walk->partial |= result || n >= GAI_WALK_WIDTH;
     if (!result) gai_walk_add(walk, nodes, gai_min(n, GAI_WALK_WIDTH));
 }
 
@@ -14017,12 +14020,12 @@ static cudaError_t gai_pool_free_after(galloc_pool *pool, void *ptr, const cudaS
     return error;
 }
 
-/* Has a recorded use by the stream ended? By a captured stream with its graph, by a retired one with the event of
-   gai_pool_retire. [lock] */
+/* Has a recorded use by the stream ended? By a captured stream with its graph, by one that is retired in all pools with
+   the event of gai_pool_retire. [lock] */
 static int gai_stream_has_ended(const gai_stream *stream)
 {
     if (!gai_stream_is_plain(stream)) return !stream->capture;
-    return stream->retired && gai_stream_stamp(stream) <= stream->done;
+    return stream->retired == GAI_RETIRED_EVERYWHERE && gai_stream_stamp(stream) <= stream->done;
 }
 
 /* Adds a recorded use to a block, and removes those that have ended. Returns 0 if host memory is missing. [lock] */
@@ -14098,15 +14101,16 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
     return result ? gai_driver_failed(result, "recording an event on the stream before it goes") : cudaSuccess;
 }
 
-/* Undoes gai_pool_retire after another pool has failed. The extra event is harmless: the program submits no work to a
-   stream while it retires it, so the event also covers what was freed meanwhile. */
-static void gai_pool_unretire(galloc_pool *pool, const gai_site *site)
+/* Ends gai_pool_retire: confirms it, or undoes it after another pool has failed. The extra event is harmless: the
+   program submits no work to a stream while it retires it, so the event also covers what was freed meanwhile. */
+static void gai_pool_end_retire(galloc_pool *pool, const gai_site *site, int failed)
 {
     gai_stream *stream;
     gai_lock_on(&pool->lock);
-    stream = pool->retires ? gai_stream_find(pool, site) : NULL; /* NULL also if the stream state was removed */
-    if (stream) stream->retired = 0;
-    if (stream) gai_cache_set(pool, stream);
+    stream = gai_stream_find(pool, site); /* NULL also if the stream state was removed */
+    if (stream && stream->retired && !failed) stream->retired = GAI_RETIRED_EVERYWHERE;
+    if (stream && pool->retires && failed) stream->retired = 0;
+    if (stream && pool->retires && failed) gai_cache_set(pool, stream);
     gai_lock_off(&pool->lock);
 }
 
@@ -14121,7 +14125,8 @@ static cudaError_t gai_retire(const gai_site *site)
         error = gai_pool_retire(pool, site);
         gai_pool_go_out(pool, GAI_USER_OF_ALL);
     }
-    for (done = error ? gai_process.pools : NULL; done != pool; done = done->next) gai_pool_unretire(done, site);
+    for (done = gai_process.pools; done != pool; done = done->next)
+        gai_pool_end_retire(done, site, error != cudaSuccess);
     return error;
 }
 

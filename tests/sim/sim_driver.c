@@ -703,7 +703,13 @@ typedef struct entry {
 #define VERSION(name, since, full) {#name, since, (void (*)(void))(full), NULL}
 #define STREAM(name, since, full)  {#name, since, (void (*)(void))(full), (void (*)(void))(SM_PTSZ(full))}
 
+/* cuGetProcAddress in the form of CUDA 12. */
+static CUresult CUDAAPI search_by_version(const char *name, void **out, int version, cuuint64_t flags, int *status) {
+    return (CUresult)sm_entry_point(name, out, version, flags, status);
+}
+
 static const entry entries[] = {
+    VERSION(cuGetProcAddress, 12000, search_by_version),
     ENTRY(cuInit, 2000), ENTRY(cuDriverGetVersion, 2020), ENTRY(cuDeviceGet, 2000), ENTRY(cuDeviceGetCount, 2000),
     ENTRY(cuDeviceGetAttribute, 2000), ENTRY(cuDeviceTotalMem, 3020), ENTRY(cuDeviceCanAccessPeer, 4000),
     ENTRY(cuGetErrorName, 6000), ENTRY(cuGetErrorString, 6000),

@@ -558,3 +558,38 @@ void inside_marks_end(inside_marks *marks)
     free(marks->lanes);
     free(marks);
 }
+
+/* ---- descriptors and bins, for checks of the check --------------------------------------------------------------- */
+
+static gai_mark *taken_marks[4096];
+static size_t taken;
+
+size_t inside_reserve(galloc_pool *pool) { return pool->marks.available; }
+
+size_t inside_reserve_take(galloc_pool *pool)
+{
+    gai_slab *marks = &pool->marks;
+    while (marks->available > marks->promised && taken < 4096) taken_marks[taken++] = gai_slab_take(marks);
+    return taken;
+}
+
+void inside_reserve_give(galloc_pool *pool)
+{
+    while (taken) gai_slab_give(&pool->marks, taken_marks[--taken]);
+}
+
+void *inside_wait_take(galloc_pool *pool) { return gai_slab_has(&pool->waits, 1) ? gai_slab_take(&pool->waits) : NULL; }
+
+void inside_wait_give(galloc_pool *pool, void *wait) { gai_slab_give(&pool->waits, wait); }
+
+int inside_swap_bins(void *p, void *q)
+{
+    gai_block *one = gai_block_at((uintptr_t)p), *two = gai_block_at((uintptr_t)q), *first, **a, **b;
+    if (!one->set || !two->set || one->set == two->set || one->next_bin || two->next_bin) return 0;
+    a = &one->set->bins[one->row][one->column];
+    b = &two->set->bins[two->row][two->column];
+    first = *a;
+    *a = *b;
+    *b = first;
+    return 1;
+}

@@ -166,4 +166,13 @@ int inside_marks_get(const inside_marks *marks, int i, inside_mark *mark); /* 0:
 uint64_t inside_marks_clear(inside_marks *marks); /* returns how often streams are still held */
 void inside_marks_end(inside_marks *marks);
 
+/* ---- descriptors and bins, for checks of the check --------------------------------------------------------------- */
+
+size_t inside_reserve(galloc_pool *pool);      /* marks at hand, in a pool as inside_pool returns it */
+size_t inside_reserve_take(galloc_pool *pool); /* takes those that are promised to nobody; how many that were */
+void inside_reserve_give(galloc_pool *pool);   /* gives them back */
+void *inside_wait_take(galloc_pool *pool);
+void inside_wait_give(galloc_pool *pool, void *wait);
+int inside_swap_bins(void *p, void *q); /* puts each of two free blocks into the other's bin; or back */
+
 #endif

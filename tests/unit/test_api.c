@@ -734,7 +734,6 @@ TEST(resize_counts_what_grew)
     finish();
 }
 
-/* Marks that are promised to nobody would be missing in the end. */
 /* A block in several new pages is one from the start. */
 TEST(new_pages_are_no_merges)
 {
@@ -750,6 +749,7 @@ TEST(new_pages_are_no_merges)
     finish();
 }
 
+/* Marks that are promised to nobody would be missing in the end. */
 TEST(the_check_counts_live_bytes)
 {
     begin();

@@ -40,6 +40,65 @@ static void retire_in_half(const char *function, int again)
     finish();
 }
 
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream;
+    void *block, *own;
+    int records;
+} meanwhile;
+
+static void *poll_and_record(void *unused)
+{
+    sim_run(-1);
+    meanwhile.own = get(meanwhile.pool, MIB(4), meanwhile.stream);
+    OK(galloc_record_stream(meanwhile.block, meanwhile.stream));
+    return unused;
+}
+
+static void before_the_second_record(const char *function)
+{
+    pthread_t thread;
+    if (strcmp(function, "cuEventRecord") || ++meanwhile.records != 2) return;
+    EXPECT_EQ(pthread_create(&thread, NULL, poll_and_record, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+}
+
+/* The first pool's part of a retire has succeeded, and its event is complete, when another thread names the block for a
+   stream there. Then the second pool's part fails, and the stream goes on. */
+TEST(a_retire_that_fails_in_one_pool_ends_no_recorded_use)
+{
+    begin_still();
+    galloc_config config = limited(MIB(8));
+    galloc_pool *second = pool_new(NULL), *first = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *p = get(first, MIB(4), s), *q = get_used(first, MIB(4), s, 9);
+    memset(&meanwhile, 0, sizeof meanwhile);
+    meanwhile.pool = first;
+    meanwhile.stream = stream_new();
+    meanwhile.block = p;
+    OK(galloc_free(q, s));
+    order(s, t);
+    OK(galloc_record_stream(p, t));
+    OK(galloc_free(get(second, MIB(1), t), t));
+    sim_fail("cuEventRecord", 2, 0, 0);
+    sim_hook(before_the_second_record, NULL);
+    EXPECT(galloc_stream_retire(t) != cudaSuccess);
+    sim_hook(NULL, NULL);
+    sim_fail_clear();
+    EXPECT(meanwhile.own != NULL);
+    put(t, p, MIB(4), 1);
+    OK(galloc_free(p, s));
+    sim_hold(t, 1);
+    q = get(first, MIB(4), s);
+    put(s, q, MIB(4), 2);
+    sim_hold(t, 0);
+    OK(galloc_free(q, s));
+    OK(galloc_free(meanwhile.own, meanwhile.stream));
+    pool_end(first);
+    pool_end(second);
+    finish();
+}
+
 TEST(a_retire_that_fails_in_one_pool_changes_none)
 {
     for (int again = 0; again < 2; again++) {

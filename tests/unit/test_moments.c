@@ -337,16 +337,14 @@ TEST(a_group_does_not_end_while_its_stream_is_asked)
 
 static struct {
     galloc_pool *pool, *handle;
-    gai_mark *taken[4096];
     size_t before, n;
 } reserve;
 
 /* Once a call has used some of its marks, others take what it has reserved, and the host has no more memory. */
 static void take_the_reserve(pthread_mutex_t *mutex)
 {
-    gai_slab *marks = &reserve.pool->marks;
-    if (mutex != &reserve.pool->lock || reserve.n || marks->available + 2 > reserve.before) return;
-    while (marks->available > marks->promised) reserve.taken[reserve.n++] = gai_slab_take(marks);
+    if (mutex != &reserve.pool->lock || reserve.n || inside_reserve(reserve.pool) + 2 > reserve.before) return;
+    reserve.n = inside_reserve_take(reserve.pool);
     sim_fail_malloc(1, 1);
 }
 
@@ -361,12 +359,12 @@ TEST(a_free_that_loses_its_reserve_leaves_the_block_as_it_was)
     OK(cudaStreamBeginCapture(t, cudaStreamCaptureModeRelaxed));
     OK(galloc_record_stream(q, t));
     reserve.pool = inside_pool(pool);
-    reserve.before = reserve.pool->marks.available;
+    reserve.before = inside_reserve(reserve.pool);
     at_lock = take_the_reserve;
     EXPECT_EQ(galloc_free_after(p, both, 2), cudaErrorMemoryAllocation);
     at_lock = NULL;
     EXPECT(reserve.n > 0);
-    while (reserve.n) gai_slab_give(&reserve.pool->marks, reserve.taken[--reserve.n]);
+    inside_reserve_give(reserve.pool);
     sim_fail_malloc(0, 0);
     OK(galloc_free_after(p, both, 2));
     OK(cudaStreamEndCapture(t, &graph));
@@ -428,10 +426,9 @@ TEST(a_descriptor_that_is_lost_is_found)
 {
     begin();
     galloc_pool *handle = pool_new(NULL), *pool = inside_pool(handle);
-    EXPECT(gai_slab_has(&pool->waits, 1));
-    void *wait = gai_slab_take(&pool->waits);
+    void *wait = inside_wait_take(pool);
     EXPECT_EQ(galloc_pool_check(handle), 1);
-    gai_slab_give(&pool->waits, wait);
+    inside_wait_give(pool, wait);
     EXPECT_EQ(galloc_pool_check(handle), 0);
     pool_end(handle);
     finish();
@@ -448,16 +445,10 @@ TEST(bins_that_have_each_others_block_are_found)
     void *q = get_used(pool, MIB(1) / 2, t, 1), *b = get(pool, 1000, t);
     OK(galloc_free(p, s));
     OK(galloc_free(q, t));
-    gai_block *one = gai_block_at((uintptr_t)p), *two = gai_block_at((uintptr_t)q);
     EXPECT_EQ(galloc_pool_check(pool), 0);
-    if (!EXPECT(one->set != two->set && one->row == two->row && one->column == two->column)) return;
-    gai_block **first = &one->set->bins[one->row][one->column], **second = &two->set->bins[two->row][two->column];
-    if (!EXPECT(*first == one && *second == two && !one->next_bin && !two->next_bin)) return;
-    *first = two;
-    *second = one;
+    if (!EXPECT(inside_swap_bins(p, q))) return;
     EXPECT(galloc_pool_check(pool) > 0);
-    *first = one;
-    *second = two;
+    EXPECT(inside_swap_bins(p, q));
     EXPECT_EQ(galloc_pool_check(pool), 0);
     OK(galloc_free(a, s));
     OK(galloc_free(b, t));

@@ -303,6 +303,30 @@ TEST(a_free_on_a_stream_of_another_device)
     no_findings();
 }
 
+/* A wait for a stream of another device leaves the current device and the thread's capture mode as they were. */
+TEST(a_wait_on_another_device_leaves_no_trace)
+{
+    enum cudaStreamCaptureMode before = cudaStreamCaptureModeGlobal, mode = cudaStreamCaptureModeGlobal;
+    int device = -1;
+    void *p = NULL;
+    start();
+    OK(cudaThreadExchangeStreamCaptureMode(&before));
+    OK(cudaSetDevice(1));
+    cudaStream_t other = stream_new();
+    OK(cudaSetDevice(0));
+    OK(galloc_override_malloc(&p, 1000));
+    OK(galloc_override_free(p, other, GALLOC_OVERRIDE_STREAM));
+    OK(cudaGetDevice(&device));
+    EXPECT_EQ(device, 0);
+    OK(cudaThreadExchangeStreamCaptureMode(&mode));
+    EXPECT_EQ(mode, cudaStreamCaptureModeGlobal);
+    OK(cudaThreadExchangeStreamCaptureMode(&before));
+    OK(cudaSetDevice(1));
+    stream_end(other);
+    OK(cudaSetDevice(0));
+    no_findings();
+}
+
 TEST(either_function_frees)
 {
     start();
