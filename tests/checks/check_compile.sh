@@ -185,6 +185,27 @@ nvtx() {
     check nvtx-cpp "$cxx" -std=c++11 $strict_cpp $headers -DGALLOC_NVTX -fsyntax-only -x c++ $parts/main.c
 }
 
+# Programs of older toolkits, each with a runtime of another version within 12.x.
+older() {
+    for runtime in 12000 12040; do
+        objects=
+        for file in "$device"/*.o; do
+            name=$(basename "$file" .o)
+            case $name in sim_runtime* | sim_ptsz)
+                file=$work/${name}_$runtime.o
+                check "older-$name-$runtime" "$cc" -std=gnu11 -w -DCUDART_VERSION=$runtime -Itests/sim \
+                    -isystem tests/sim/include -c "tests/sim/$name.c" -o "$file"
+            esac
+            objects="$objects $file"
+        done
+        toolkit=$((24040 - runtime))
+        # shellcheck disable=SC2086 # several objects
+        check older-$toolkit-$runtime "$cc" -std=c99 $strict_c -DCUDART_VERSION=$toolkit $include \
+            -isystem tests/sim/include $parts/older.c $objects -o "$work/older_$toolkit" -lpthread -lm
+        check older-run-$toolkit-$runtime "$work/older_$toolkit"
+    done
+}
+
 options() {
     bundled="$include -isystem tests/sim/include"
     check optimised "$cc" -std=c11 $strict_c -O2 $bundled -c -o "$work/static.o" $parts/all.c
@@ -258,6 +279,7 @@ if [ -f "$cuda/include/cuda_runtime_api.h" ]; then
     fi
 fi
 options &
+older &
 wait
 
 # A toolkit that is too old for galloc is as none to `make test`, which needs none.
