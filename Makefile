@@ -97,6 +97,7 @@ SIM_OBJECTS := $(SIM:tests/%.c=build/bundled/%.o)
 TESTS := $(basename $(notdir $(wildcard tests/unit/test_*.c tests/stress/test_*.c)))
 THREAD_TESTS := $(filter test_threads% test_lifetimes test_stream_cache test_capture test_limits test_torch \
 	test_backends test_history test_nvtx test_stacks test_log test_override test_snapshot test_trace,$(TESTS))
+ADDRESS_TESTS := $(TESTS)
 CHECKS := $(wildcard tests/checks/check_*.sh)
 
 # Programs lie in one folder of build/, whichever folder of tests/ has them: no two of those files have the same name.
@@ -178,7 +179,7 @@ check-compile-all: $(if $(NVCC),build/replay-cuda build/hotpath-cuda)
 test-bare:
 	@tests/checks/bare_machine.sh
 
-test-sanitize: $(TESTS:%=build/asan/%) $(THREAD_TESTS:%=build/tsan/%)
+test-sanitize: $(ADDRESS_TESTS:%=build/asan/%) $(THREAD_TESTS:%=build/tsan/%)
 	@tests/support/run_programs.sh $^
 
 test-mutants:
