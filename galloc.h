@@ -2176,19 +2176,15 @@ static void gai_print(gai_string *string, const char *format, ...)
 #define GAI_DRIVER_LOAD(name, arguments) \
     if (!error) error = gai_load_function("cu" #name, &gai_cu.name, sizeof gai_cu.name);
 
-/* The data of an edge of a graph, CUgraphEdgeData since CUDA 12.3. */
-typedef struct gai_edge {
-    unsigned char data[8];
-} gai_edge;
-
-/* The last two are longer forms, since CUDA 12.3, with a place for the data of edges. NULL: the driver is older, and
-   has no such edges. Where nodes are asked for and an edge is weaker than full completion ordering, the short forms are
-   an error (CUDA_ERROR_LOSSY_QUERY), and so are the long ones without that place. */
+/* The last two are longer forms, since CUDA 12.3, with a place for the data of edges (CUgraphEdgeData, 8 bytes each,
+   which galloc does not read). NULL: the driver is older, and has no such edges. Where nodes are asked for and an edge
+   is weaker than full completion ordering, the short forms are an error (CUDA_ERROR_LOSSY_QUERY), and so are the long
+   ones without that place. */
 static struct {
     GAI_DRIVER_FUNCTIONS(GAI_DRIVER_POINTER)
     CUresult(CUDAAPI *StreamGetCaptureInfoLong)(CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *,
-                                                const CUgraphNode **, const gai_edge **, size_t *);
-    CUresult(CUDAAPI *GraphNodeGetDependenciesLong)(CUgraphNode, CUgraphNode *, gai_edge *, size_t *);
+                                                const CUgraphNode **, const uint64_t **, size_t *);
+    CUresult(CUDAAPI *GraphNodeGetDependenciesLong)(CUgraphNode, CUgraphNode *, uint64_t *, size_t *);
 } gai_cu;
 
 /* Clears the runtime's last error if one of galloc's own runtime calls set it. */
@@ -2468,7 +2464,7 @@ static unsigned long long gai_stream_key(CUstream stream)
 
 /* `edges` NULL: edges that are weaker than full completion ordering are an error where nodes are asked for. */
 static CUresult gai_capture_info(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
-                                 const CUgraphNode **nodes, const gai_edge **edges, size_t *n)
+                                 const CUgraphNode **nodes, const uint64_t **edges, size_t *n)
 {
     if (gai_cu.StreamGetCaptureInfoLong)
         return gai_cu.StreamGetCaptureInfoLong(stream, status, id, graph, nodes, edges, n);
@@ -2476,7 +2472,7 @@ static CUresult gai_capture_info(CUstream stream, CUstreamCaptureStatus *status,
 }
 
 /* The nodes on which a node depends, at most *n; without an array, their number. `edges` as above. */
-static CUresult gai_node_after(CUgraphNode node, CUgraphNode *nodes, gai_edge *edges, size_t *n)
+static CUresult gai_node_after(CUgraphNode node, CUgraphNode *nodes, uint64_t *edges, size_t *n)
 {
     if (gai_cu.GraphNodeGetDependenciesLong) return gai_cu.GraphNodeGetDependenciesLong(node, nodes, edges, n);
     return gai_cu.GraphNodeGetDependencies(node, nodes, n);
@@ -2495,7 +2491,7 @@ static CUresult gai_capture_of(CUstream stream, CUstreamCaptureStatus *status, u
    them. They are the driver's, until the next call on the stream. An error: the query failed, or the capture has
    ended. */
 static CUresult gai_capture_look(CUstream stream, unsigned long long capture, const CUgraphNode **found,
-                                 const gai_edge **edges, size_t *n)
+                                 const uint64_t **edges, size_t *n)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     cuuint64_t id = 0;
@@ -6453,7 +6449,7 @@ static void gai_walk_add(gai_walk *walk, const CUgraphNode *nodes, size_t n)
 static void gai_walk_begin(gai_walk *walk, CUstream stream, unsigned long long capture, int bounded)
 {
     const CUgraphNode *nodes;
-    const gai_edge *edges;
+    const uint64_t *edges;
     size_t n;
     CUresult result;
     memset(walk, 0, sizeof *walk);
@@ -6475,10 +6471,10 @@ static void gai_walk_end(gai_walk *walk)
 static void gai_walk_on_wide(gai_walk *walk, size_t at)
 {
     CUgraphNode node = walk->nodes[at], *nodes = NULL;
-    size_t n = 0, each = sizeof *nodes + sizeof(gai_edge);
+    size_t n = 0, each = sizeof *nodes + sizeof(uint64_t);
     CUresult result = gai_node_after(node, NULL, NULL, &n);
     if (!result && n <= SIZE_MAX / each) nodes = (CUgraphNode *)GALLOC_MALLOC(n * each);
-    if (nodes) result = gai_node_after(node, nodes, (gai_edge *)(void *)(nodes + n), &n);
+    if (nodes) result = gai_node_after(node, nodes, (uint64_t *)(void *)(nodes + n), &n);
     if (nodes && !result) gai_walk_add(walk, nodes, n);
     if (nodes) GALLOC_FREE(nodes);
 }
@@ -6487,7 +6483,7 @@ static void gai_walk_on_wide(gai_walk *walk, size_t at)
 static void gai_walk_on(gai_walk *walk, size_t at)
 {
     CUgraphNode nodes[GAI_WALK_WIDTH];
-    gai_edge edges[GAI_WALK_WIDTH];
+    uint64_t edges[GAI_WALK_WIDTH];
     size_t n = GAI_WALK_WIDTH;
     CUresult result = gai_node_after(walk->nodes[at], nodes, walk->bounded ? NULL : edges, &n);
     if (!result && n >= GAI_WALK_WIDTH && !walk->bounded) {
@@ -14109,8 +14105,10 @@ static void gai_pool_end_retire(galloc_pool *pool, const gai_site *site, int fai
     gai_lock_on(&pool->lock);
     stream = gai_stream_find(pool, site); /* NULL also if the stream state was removed */
     if (stream && stream->retired && !failed) stream->retired = GAI_RETIRED_EVERYWHERE;
-    if (stream && pool->retires && failed) stream->retired = 0;
-    if (stream && pool->retires && failed) gai_cache_set(pool, stream);
+    if (stream && failed && pool->retires) {
+        stream->retired = 0;
+        gai_cache_set(pool, stream);
+    }
     gai_lock_off(&pool->lock);
 }
 
@@ -16303,6 +16301,31 @@ static int gai_check_holes(const galloc_pool *pool, const gai_census *census)
     return broken + (census->holes != holes);
 }
 
+/* Checks the lists of stale aliases and of parked pages. */
+static int gai_check_aliases(const galloc_pool *pool, gai_census *census)
+{
+    const gai_mapping *mapping, *next_parked = pool->oldest_parked;
+    size_t leaving = 0, parked = 0, stale = 0;
+    int broken = 0;
+    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer) {
+        census->found.mappings++;
+        broken += mapping->block->kind != GAI_ALIAS || mapping->block->addr != mapping->addr ||
+                  mapping->block->bytes != mapping->bytes || mapping->page->mappings < 1 || !mapping->page->current ||
+                  mapping->block->alias != mapping || mapping->page->taken;
+        if (mapping->page->current != mapping) {
+            leaving += mapping->bytes;
+            stale++;
+            continue;
+        }
+        parked += mapping->bytes;
+        broken += next_parked != mapping;
+        next_parked = mapping->newer_parked;
+        gai_census_page(census, mapping->page, mapping->bytes, 1);
+    }
+    census->free += parked;
+    return broken + (next_parked || leaving != pool->stats.leaving || parked != pool->parked || stale != pool->stale);
+}
+
 /* Checks the equations above galloc_pool, and all segments, stream states and mappings of the pool. */
 static int gai_check_pool(galloc_pool *pool)
 {
@@ -16310,8 +16333,8 @@ static int gai_check_pool(galloc_pool *pool)
     const gai_set *set;
     const gai_segment *segment;
     const gai_stream *stream;
-    const gai_mapping *mapping, *next_parked = pool->oldest_parked;
-    size_t quarantined = 0, leaving = 0, parked = 0, old = 0, streams = 0, outside = 0;
+    const gai_mapping *mapping;
+    size_t quarantined = 0, streams = 0, outside = 0;
     int broken = gai_check_graphs(pool), lost = 0;
     memset(&census, 0, sizeof census);
     census.pages[0].bytes = census.free = census.largest = pool->kept;
@@ -16336,31 +16359,13 @@ static int gai_check_pool(galloc_pool *pool)
         quarantined += mapping->bytes;
         gai_census_page(&census, mapping->page, mapping->bytes, 1);
     }
-    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer) {
-        int is_parked = mapping->page->current == mapping;
-        census.found.mappings++;
-        if (is_parked) {
-            parked += mapping->bytes;
-            broken += next_parked != mapping;
-            next_parked = mapping->newer_parked;
-        } else {
-            leaving += mapping->bytes;
-        }
-        old += (size_t)!is_parked;
-        if (is_parked) gai_census_page(&census, mapping->page, mapping->bytes, 1);
-        broken += mapping->block->kind != GAI_ALIAS || mapping->block->addr != mapping->addr ||
-                  mapping->block->bytes != mapping->bytes || mapping->page->mappings < 1 || !mapping->page->current ||
-                  mapping->block->alias != mapping || mapping->page->taken;
-    }
-    broken += lost != pool->lost || leaving != pool->stats.leaving || parked != pool->parked || old != pool->stale ||
-              next_parked;
+    broken += gai_check_aliases(pool, &census) + (lost != pool->lost);
     broken += pool->tuning.decided > GALLOC_DECISIONS;
     broken += gai_check_holes(pool, &census);
     broken += gai_check_slabs(pool, &census) + gai_check_ranks(pool, census.found.mappings);
     broken += pool->marks.promised != census.promised;
     broken += quarantined != pool->stats.quarantined;
     broken += outside != pool->outside;
-    census.free += parked;
     census.largest = gai_max(census.largest, gai_pool_largest_parked(pool));
     broken += gai_check_budget(pool);
     if (pool->telling) return broken; /* some bytes are in transit */
