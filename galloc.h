@@ -1455,6 +1455,9 @@ static void gai_lock_off(gai_lock *lock) { (void)pthread_mutex_unlock(lock); }
 static int gai_lock_try(gai_lock *lock) { return !pthread_mutex_trylock(lock); }
 #endif
 
+/* For GALLOC_ASSERT: a thread holds the lock. If none does, it is held from then on. */
+#define GAI_HELD(lock) (!gai_lock_try(&(lock)))
+
 /* Atomic access to pointers and counters that are read without a lock. A pointer is published (release) after the data
    it points to, and loaded with acquire. Who loads what gai_next has made sees what its thread has written before. */
 #if defined(__GNUC__)
@@ -1584,7 +1587,11 @@ static GAI_INLINE void gai_latch_on(gai_latch *latch)
     if (!GAI_MOSTLY(gai_swap(latch, 0, 1))) gai_latch_wait(latch);
 }
 
-static GAI_INLINE void gai_latch_off(gai_latch *latch) { gai_store(latch, 0); }
+static GAI_INLINE void gai_latch_off(gai_latch *latch)
+{
+    GALLOC_ASSERT(gai_load(latch));
+    gai_store(latch, 0);
+}
 
 /* Files: gai_rename replaces a file that has the name already, and returns 0 or an errno. What has the name
    and is no plain file (gai_path_is_special), a device or a link, must not be replaced. */
@@ -3887,6 +3894,7 @@ static void gai_age_remove(gai_set *set, gai_block *block)
 
 static void gai_set_insert(gai_set *set, gai_block *block)
 {
+    GALLOC_ASSERT(GAI_HELD(block->segment->pool->lock));
     block->set = set;
     set->bytes += block->bytes;
     gai_bin_insert(set, block);
@@ -3896,6 +3904,7 @@ static void gai_set_insert(gai_set *set, gai_block *block)
 static void gai_set_remove(gai_block *block)
 {
     gai_set *set = block->set;
+    GALLOC_ASSERT(GAI_HELD(block->segment->pool->lock));
     if (set->counted) block->segment->pool->variant.unfiled(set, block);
     gai_bin_remove(set, block);
     gai_age_remove(set, block);
@@ -4572,6 +4581,7 @@ static size_t gai_pool_share(const galloc_pool *pool)
 {
     double fraction = pool->config.per_process_memory_fraction * (double)pool->device_bytes;
     size_t most = pool->config.memory_limit;
+    GALLOC_ASSERT(GAI_HELD(gai_locks.budget));
     return fraction < (double)most ? (size_t)fraction : most;
 }
 
@@ -4602,6 +4612,7 @@ static size_t gai_left(size_t most, size_t held) { return most > held ? most - h
 static size_t gai_budget_left(const galloc_pool *pool)
 {
     size_t own = gai_left(gai_pool_share(pool), pool->taken);
+    GALLOC_ASSERT(GAI_HELD(gai_locks.budget));
     return gai_min(own, gai_left(pool->budget->limit, pool->budget->held));
 }
 
@@ -4663,6 +4674,7 @@ static void gai_budget_give(galloc_pool *pool, size_t bytes)
 static void gai_budget_set_limit(gai_budget *budget)
 {
     const galloc_pool *pool;
+    GALLOC_ASSERT(GAI_HELD(gai_locks.budget));
     budget->limit = SIZE_MAX;
     for (pool = budget->pools; pool; pool = pool->next_sharing)
         budget->limit = gai_min(budget->limit, pool->config.device_limit);
@@ -4747,6 +4759,7 @@ static int gai_page_class(size_t bytes)
 static void gai_stat_page(galloc_pool *pool, gai_page *page)
 {
     galloc_pages *pages = &pool->stats.pages[gai_page_class(page->bytes)];
+    GALLOC_ASSERT(GAI_HELD(pool->lock));
     if (page->counted) return;
     page->counted = 1;
     page->used = pool->clock + 1; /* later than all samples, so that none counts it as old */
@@ -4938,6 +4951,7 @@ static void gai_stat_peaks(galloc_pool *pool)
 /* Counts a block given to the program, or the bytes by which one grows. */
 static void gai_stat_used(galloc_pool *pool, size_t bytes, size_t requested)
 {
+    GALLOC_ASSERT(GAI_HELD(pool->lock));
     pool->stats.allocated.current += bytes;
     pool->stats.allocated.total += bytes;
     pool->stats.live.current += requested;
@@ -4948,6 +4962,7 @@ static void gai_stat_used(galloc_pool *pool, size_t bytes, size_t requested)
 
 static void gai_stat_unused(galloc_pool *pool, size_t bytes, size_t requested)
 {
+    GALLOC_ASSERT(GAI_HELD(pool->lock));
     pool->stats.allocated.current -= bytes;
     pool->stats.live.current -= requested;
     gai_stat_cached(pool);
@@ -6148,6 +6163,7 @@ static GAI_INLINE void gai_block_stamp_own(galloc_pool *pool, gai_block *block, 
 /* Stamps marks that name only their stream states, and adds them to the block's. */
 static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
+    GALLOC_ASSERT(GAI_HELD(pool->lock));
     while (marks) {
         gai_mark *mark = marks, *own = block->marks;
         marks = mark->next;
@@ -6293,6 +6309,7 @@ static int gai_stream_flush(galloc_pool *pool, gai_stream *stream, int confirmed
 {
     gai_cache *cache = &stream->cache;
     gai_block *list = NULL;
+    GALLOC_ASSERT(GAI_HELD(pool->lock));
     gai_latch_on(&cache->latch);
     if (gai_cache_is_empty(cache) && !cache->busy_frees) {
         gai_latch_off(&cache->latch);
@@ -6926,6 +6943,7 @@ static GAI_INLINE void gai_stream_note(gai_stream *stream, const gai_site *site)
 /* The same, and flushes its stream cache, so that the call sees all free memory. Returns whether there was anything. */
 static int gai_stream_see(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
+    GALLOC_ASSERT(GAI_HELD(pool->lock));
     gai_stream_note(stream, site);
     return gai_stream_flush(pool, stream, 1);
 }
@@ -7556,6 +7574,7 @@ static void gai_stream_poll(galloc_pool *pool, gai_stream *stream)
 {
     const gai_event *open = NULL;
     CUresult result = CUDA_SUCCESS;
+    GALLOC_ASSERT(GAI_HELD(pool->paging));
     while (!result || result == CUDA_ERROR_NOT_READY) {
         gai_event *event, *old;
         gai_lock_on(&pool->lock);
@@ -7617,6 +7636,7 @@ static int gai_stream_is_idle(const gai_stream *stream)
 static void gai_pool_sweep_streams(galloc_pool *pool)
 {
     gai_stream *stream, *next, *gone = NULL;
+    GALLOC_ASSERT(GAI_HELD(pool->paging));
     gai_lock_on(&pool->lock);
     pool->streams_swept = pool->streams_made;
     for (stream = pool->streams; stream; stream = next) {
@@ -8340,6 +8360,7 @@ static void gai_parked_unlink(galloc_pool *pool, gai_mapping *mapping)
 /* Makes the mapping's block an alias: the page is parked there, or is mapped elsewhere. [lock] */
 static void gai_alias_add(galloc_pool *pool, gai_mapping *mapping)
 {
+    GALLOC_ASSERT(GAI_HELD(pool->lock));
     mapping->was_mapped = 0;
     mapping->block->kind = GAI_ALIAS;
     mapping->block->alias = mapping;
@@ -8358,6 +8379,7 @@ static void gai_alias_add(galloc_pool *pool, gai_mapping *mapping)
    which must not have changed since gai_alias_add. */
 static void gai_alias_remove(galloc_pool *pool, gai_mapping *mapping)
 {
+    GALLOC_ASSERT(GAI_HELD(pool->lock));
     if (mapping->older) mapping->older->newer = mapping->newer;
     else pool->oldest_alias = mapping->newer;
     if (mapping->newer) mapping->newer->older = mapping->older;
@@ -8373,6 +8395,7 @@ static void gai_alias_remove(galloc_pool *pool, gai_mapping *mapping)
 /* Unmaps the batch. A mapping that was an alias before (`was_mapped`) stays mapped and becomes an alias again. */
 static void gai_batch_undo(galloc_pool *pool, gai_batch *batch)
 {
+    GALLOC_ASSERT(GAI_HELD(pool->paging));
     while (batch->first) {
         gai_mapping *mapping = batch->first;
         enum gai_undone undone = GAI_STUCK;

@@ -4,8 +4,9 @@
 
 A break removes a statement, makes a condition or one of its terms always true or false, moves a bound by one, swaps +
 and -, or returns 0. All of them are compiled into one program, where the environment's BREAK_ID chooses one. So each
-test program is compiled once. A first run of all programs finds the breaks that each one reaches; then a break runs
-only with those programs, the fastest first. Programs that include support/inside.c themselves do not take part.
+test program is compiled once. A first run of each test finds the breaks that it reaches. Then a break runs with those
+tests only: first with tests that noticed another break of the same function, then the fastest first. Programs that
+include support/inside.c themselves do not take part.
 
 A break that no test notices needs a test and a mutant, or its code has no effect and should go; or it changes nothing
 that a test may assert, such as the cost of a call. Environment: BUILD, CC, CUDA_HOME, JOBS (2), FILTER (only breaks
@@ -31,7 +32,7 @@ WORK = os.path.join(ROOT, os.environ.get("BUILD", "build"), "breaks")
 CC = os.environ.get("CC", "gcc")
 JOBS = int(os.environ.get("JOBS", 2))
 MOST_BREAKS = 1 << 16
-LEAST_SECONDS, TIMES_LONGER = 10, 4  # a program that runs for longer does not end
+LEAST_SECONDS, TIMES_LONGER = 10, 4  # a test that runs for longer does not end
 INCLUDES = ["-Itests/support", "-Itests/sim", "-isystem", "tests/sim/include", "-idirafter",
             os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "include")]
 
@@ -238,9 +239,16 @@ def limit_process():
     resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
 
 
-def run(program, seconds, **environment):
-    """How the program failed, or None."""
-    process = subprocess.Popen([os.path.join(WORK, program)], env=dict(os.environ, **environment), text=True,
+def tests_of(program):
+    """The program's tests: pairs of its name and theirs."""
+    names = subprocess.run([os.path.join(WORK, program), "--list"], capture_output=True, text=True).stdout
+    return [(program, name) for name in names.split()]
+
+
+def run(test, seconds, **environment):
+    """How the test failed, or None."""
+    program, name = test
+    process = subprocess.Popen([os.path.join(WORK, program), name], env=dict(os.environ, **environment), text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace",
                                preexec_fn=limit_process)
     late = threading.Event()
@@ -269,20 +277,21 @@ def main():
     with open(os.path.join(WORK, "switch.h"), "w") as file:
         file.write(SWITCH)
     breaks = compile_breaks()
-    programs = build_programs()
-    print(f"{len(breaks)} breaks, {len(programs)} programs; first each program runs without a break", flush=True)
-    seen, times = {}, {}
-    for program in programs:
-        path, begin = os.path.join(WORK, program + ".seen"), time.time()
-        failure = run(program, 600, BREAKS_SEEN=path)
-        times[program] = time.time() - begin
+    tests = [test for program in build_programs() for test in tests_of(program)]
+    print(f"{len(breaks)} breaks, {len(tests)} tests; first each test runs without a break", flush=True)
+    seen, times, path = {}, {}, os.path.join(WORK, "seen")
+    for test in tests:
+        begin = time.time()
+        failure = run(test, 600, BREAKS_SEEN=path)
+        times[test] = time.time() - begin
         if failure:
-            print(f"  {program} is left out: {failure}")
+            print(f"  {' '.join(test)} is left out: {failure}")
         else:
-            seen[program] = open(path, "rb").read()
+            seen[test] = open(path, "rb").read()
+        os.unlink(path)
     unseen = [b for b in breaks.values() if not any(bits[b["id"]] for bits in seen.values())]
     reached = [b for b in breaks.values() if any(bits[b["id"]] for bits in seen.values())]
-    print(f"{len(unseen)} breaks are reached by no program: {WORK}/unreached.txt")
+    print(f"{len(unseen)} breaks are reached by no test: {WORK}/unreached.txt")
     with open(os.path.join(WORK, "unreached.txt"), "w") as file:
         for b in unseen:
             print(f"galloc.h:{b['line']}: {b['function']}: {' '.join(b['old'].split())}", file=file)
@@ -290,6 +299,7 @@ def main():
     chosen = [b for b in reached if os.environ.get("FILTER", "") in b["function"]]
     chosen = random.Random(seed).sample(chosen, min(count, len(chosen)))
     left, survivors, lock = list(chosen), [], threading.Lock()
+    noticed = collections.Counter()  # by function and test
 
     def work():
         while True:
@@ -298,15 +308,18 @@ def main():
                     return
                 b = left.pop(0)
             failure = None
-            for program in sorted((p for p in seen if seen[p][b["id"]]), key=times.get):
-                failure = run(program, max(LEAST_SECONDS, TIMES_LONGER * times[program]), BREAK_ID=str(b["id"]))
+            able = [test for test in seen if seen[test][b["id"]]]
+            for test in sorted(able, key=lambda test: (-noticed[b["function"], test], times[test])):
+                failure = run(test, max(LEAST_SECONDS, TIMES_LONGER * times[test]), BREAK_ID=str(b["id"]))
                 if failure:
                     break
             text = f"galloc.h:{b['line']}: {b['function']}: {b['kind']}: {' '.join(b['old'].split())}"
             with lock:
-                if not failure:
+                if failure:
+                    noticed[b["function"], test] += 1
+                else:
                     survivors.append(text)
-                print(f"{text[:100]}: {program}: {failure}" if failure else f"NOT NOTICED {text}", flush=True)
+                print(f"{text[:100]}: {test[0]}: {failure}" if failure else f"NOT NOTICED {text}", flush=True)
 
     workers = [threading.Thread(target=work) for _ in range(JOBS)]
     for worker in workers:

@@ -102,6 +102,8 @@ int sim_stream_done(cudaStream_t stream); /* 1: nothing is pending; no call is c
    at_query   called when an event with unfinished work is queried. If it returns 1, the work that the event waits for
               is completed at once, and the query reports it. It must not call CUDA. */
 void sim_hook(void (*before)(const char *function), int (*at_query)(void));
+/* Called first of all in each function. It does nothing; a program may have one of its own. */
+void sim_called(const char *function);
 
 /* ---- findings -------------------------------------------------------------------------------------------------- */
 

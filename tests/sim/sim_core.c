@@ -512,6 +512,8 @@ static int begin_driver(int fn) {
     return function_flags[fn] & F_CTX ? use_current(fn) : 0;
 }
 
+__attribute__((weak)) void sim_called(const char *function) { (void)function; }
+
 void sim_hook(void (*before)(const char *function), int (*at_query)(void)) {
     sm_lock();
     sm.before = before;
@@ -527,6 +529,7 @@ static void charge_ns(uint64_t ns) {
 }
 
 int sm_begin(int fn) {
+    sim_called(sm_names[fn]);
     if (sm.before) sm.before(sm_names[fn]);
     sm_lock();
     if (!sm.started) sm_user_start();

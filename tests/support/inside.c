@@ -45,8 +45,12 @@ static void inside_free(void *p)
 }
 
 #ifndef pthread_mutex_lock /* else the program has its own */
-static int inside_lock(pthread_mutex_t *mutex);
+#include <pthread.h>
+static int inside_lock(pthread_mutex_t *mutex), inside_try(pthread_mutex_t *mutex);
+static int inside_unlock(pthread_mutex_t *mutex);
 #define pthread_mutex_lock(mutex) inside_lock(mutex)
+#define pthread_mutex_trylock(mutex) inside_try(mutex)
+#define pthread_mutex_unlock(mutex) inside_unlock(mutex)
 #endif
 
 int inside_nvtx_fixed = 1;
@@ -61,11 +65,84 @@ int inside_nvtx_fixed = 1;
 void (*inside_on_budget)(void);
 void (*inside_on_map)(void);
 
+/* The locks that a thread holds. Any thread that breaks the order of the locks (see gai_locks) ends the program. */
+#define INSIDE_HELD 8
+static __thread struct {
+    pthread_mutex_t *locks[INSIDE_HELD];
+    int count;
+} inside_held;
+
+static void inside_lock_is(int right, const char *wrong)
+{
+    if (right) return;
+    printf("not so with locks: %s\n", wrong);
+    abort();
+}
+
+static int inside_lock_is_of_pool(const pthread_mutex_t *mutex, size_t member)
+{
+    const galloc_pool *at = (const galloc_pool *)gai_load_pointer(&gai_process.known_pools);
+    while (at && (const char *)mutex != (const char *)at + member) at = (const galloc_pool *)at->known;
+    return at != NULL;
+}
+
+static int inside_lock_is_last(const pthread_mutex_t *mutex)
+{
+    return mutex == &gai_locks.map || mutex == &gai_locks.budget || mutex == &gai_locks.log ||
+           mutex == &gai_locks.context || mutex == &gai_locks.tags || mutex == &gai_locks.depot ||
+           mutex == &gai_locks.trace;
+}
+
+static void inside_check_lock(const pthread_mutex_t *mutex)
+{
+    int i, pages = inside_lock_is_of_pool(mutex, offsetof(struct galloc_pool, paging));
+    inside_lock_is(inside_held.count < INSIDE_HELD, "few are held at a time");
+    for (i = 0; i < inside_held.count; i++) {
+        const pthread_mutex_t *held = inside_held.locks[i];
+        inside_lock_is(held != mutex, "none is taken twice");
+        inside_lock_is(!inside_lock_is_last(held), "none is taken after one of the last");
+        inside_lock_is(mutex != &gai_locks.global, "the global one is the first");
+        inside_lock_is(!pages || !inside_lock_is_of_pool(held, offsetof(struct galloc_pool, lock)),
+                       "the one of paging comes before the pool's");
+    }
+}
+
+/* The simulated device tells of each call. The driver may block, so no lock of short calls is held meanwhile. */
+void sim_called(const char *function)
+{
+    int i;
+    for (i = 0; i < inside_held.count; i++) {
+        const pthread_mutex_t *held = inside_held.locks[i];
+        if (!inside_lock_is_last(held) && !inside_lock_is_of_pool(held, offsetof(struct galloc_pool, lock))) continue;
+        printf("%s: ", function);
+        inside_lock_is(0, "no call of the driver under the pool's or one of the last");
+    }
+}
+
 static int __attribute__((unused)) inside_lock(pthread_mutex_t *mutex)
 {
     if (inside_on_budget && mutex == &gai_locks.budget) inside_on_budget();
     if (inside_on_map && mutex == &gai_locks.map) inside_on_map();
+    inside_check_lock(mutex);
+    inside_held.locks[inside_held.count++] = mutex;
     return (pthread_mutex_lock)(mutex);
+}
+
+static int __attribute__((unused)) inside_try(pthread_mutex_t *mutex)
+{
+    int result = (pthread_mutex_trylock)(mutex);
+    inside_lock_is(inside_held.count < INSIDE_HELD, "few are held at a time");
+    if (!result) inside_held.locks[inside_held.count++] = mutex;
+    return result;
+}
+
+static int __attribute__((unused)) inside_unlock(pthread_mutex_t *mutex)
+{
+    int i = 0;
+    while (i < inside_held.count && inside_held.locks[i] != mutex) i++;
+    inside_lock_is(i < inside_held.count, "one that is released is held by this thread");
+    inside_held.locks[i] = inside_held.locks[--inside_held.count];
+    return (pthread_mutex_unlock)(mutex);
 }
 
 #define INSIDE_PUT(name, arguments) gai_cu.name = driver.name;
