@@ -3056,6 +3056,7 @@ struct gai_stream {
     uint64_t blocks; /* used ones that the pool gave to it, those in stream caches among them; read without a lock */
     uint64_t busy_frees;      /* with the stream cache's: frees since it last held nothing; read without a lock */
     size_t stranded;     /* its bytes in a report under construction that the asking stream may not have */
+    gai_mark *kept;      /* a list of marks is being coarsened: the stream state's first one; else NULL */
     size_t events;
     gai_event *recorded; /* in order of epoch */
     gai_event *newest;   /* NULL: none is recorded */
@@ -4118,6 +4119,45 @@ static void gai_marks_add(galloc_pool *pool, gai_mark **list, gai_mark *mark)
     *list = mark;
 }
 
+/* Coarsens a list: each stream state keeps one mark, its latest epoch over all bytes that its marks span. The result
+   demands more than the exact list, never less. */
+static void gai_marks_coarsen(galloc_pool *pool, gai_mark *list)
+{
+    gai_mark **at = &list, *mark;
+    while ((mark = *at) != NULL) {
+        gai_mark *kept = mark->stream->kept;
+        if (!kept) {
+            mark->stream->kept = mark;
+            at = &mark->next;
+            continue;
+        }
+        kept->epoch = mark->epoch > kept->epoch ? mark->epoch : kept->epoch;
+        kept->begin = gai_min(kept->begin, mark->begin);
+        kept->end = gai_max(kept->end, mark->end);
+        gai_mark_drop(pool, at);
+    }
+    for (mark = list; mark; mark = mark->next) mark->stream->kept = NULL;
+}
+
+/* Keeps a list short: drops complete marks and coarsens what is longer than GAI_MARKS_MAX. */
+static void gai_marks_trim(galloc_pool *pool, gai_mark **list)
+{
+    if (!*list || (!(*list)->next && !gai_mark_is_complete(*list))) return;
+    gai_marks_prune(pool, list);
+    if (gai_marks_count(*list) > GAI_MARKS_MAX) gai_marks_coarsen(pool, *list);
+}
+
+/* gai_marks_meet of two lists that together are too long, in time in proportion to their length. */
+GAI_APART
+static gai_mark *gai_marks_meet_many(galloc_pool *pool, gai_mark *left, gai_mark *right)
+{
+    gai_mark *all = left;
+    while (left->next) left = left->next;
+    left->next = right;
+    gai_marks_trim(pool, &all);
+    return all;
+}
+
 /* Joins the mark lists of two adjacent blocks, left before right. The usual case comes first: one mark on the right,
    of the stream state and epoch of the first one on the left. */
 static GAI_INLINE gai_mark *gai_marks_meet(galloc_pool *pool, gai_mark *left, gai_mark *right)
@@ -4128,41 +4168,13 @@ static GAI_INLINE gai_mark *gai_marks_meet(galloc_pool *pool, gai_mark *left, ga
         gai_mark_end(pool, right);
         return left;
     }
+    if (gai_marks_count(left) + gai_marks_count(right) > GAI_MARKS_MAX) return gai_marks_meet_many(pool, left, right);
     while (right) {
         gai_mark *next = right->next;
         gai_marks_add(pool, &left, right);
         right = next;
     }
     return left;
-}
-
-/* Coarsens a list: each stream state keeps one mark, its latest epoch over all bytes that its marks span. The result
-   demands more than the exact list, never less. */
-static void gai_marks_coarsen(galloc_pool *pool, gai_mark *list)
-{
-    for (; list; list = list->next) {
-        gai_mark **rest = &list->next;
-        while (*rest) {
-            gai_mark *mark = *rest;
-            if (mark->stream == list->stream) {
-                if (mark->epoch > list->epoch) list->epoch = mark->epoch;
-                list->begin = gai_min(list->begin, mark->begin);
-                list->end = gai_max(list->end, mark->end);
-                *rest = mark->next;
-                gai_mark_end(pool, mark);
-            } else {
-                rest = &mark->next;
-            }
-        }
-    }
-}
-
-/* Keeps a list short: drops complete marks and coarsens what is longer than GAI_MARKS_MAX. */
-static void gai_marks_trim(galloc_pool *pool, gai_mark **list)
-{
-    if (!*list || (!(*list)->next && !gai_mark_is_complete(*list))) return;
-    gai_marks_prune(pool, list);
-    if (gai_marks_count(*list) > GAI_MARKS_MAX) gai_marks_coarsen(pool, *list);
 }
 
 /* Leaves the marks of bytes before `at` in *left and returns the others. Takes one new mark for each mark that it
@@ -15862,6 +15874,7 @@ static int gai_check_bin(const gai_set *set, int row, int column, size_t *in_bin
     for (block = set->bins[row][column]; block; block = block->next_bin) {
         gai_bin bin = gai_bin_of(block->bytes);
         broken += bin.row != row % GAI_ROWS || bin.column != column || block->set != set || block->kind != kind;
+        broken += block->row != row || block->column != column;
         broken += kind == GAI_SLOT && block->next_bin && block->next_bin->bytes != block->bytes;
         (*in_bins)++;
     }

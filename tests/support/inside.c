@@ -165,10 +165,11 @@ static galloc_pool *inside_pool(const galloc_pool *handle)
     return at;
 }
 
+/* The test holds the lock, not galloc, which may call the driver meanwhile. */
 static void inside_hold(gai_lock *lock, int on)
 {
-    if (on) gai_lock_on(lock);
-    else gai_lock_off(lock);
+    if (on) (void)(pthread_mutex_lock)(lock);
+    else (void)(pthread_mutex_unlock)(lock);
 }
 
 /* ---- the process ------------------------------------------------------------------------------------------------- */
@@ -293,6 +294,213 @@ int inside_ahead(galloc_pool *pool, unsigned long long id, int which, int on)
     if (on) was = *epochs[which];
     *epochs[which] = on ? lane->epoch + (which > 0) : was; /* nothing of this epoch can be done, before it ends */
     return 1;
+}
+
+/* The walk over the words to the one whose number `left` counts down. */
+typedef struct inside_words {
+    int left;
+    const char *name;
+} inside_words;
+
+static void inside_flip(void *word, size_t bytes, uint64_t bits)
+{
+    uint64_t value = 0;
+    memcpy(&value, word, bytes);
+    value ^= bits;
+    memcpy(word, &value, bytes);
+}
+
+#define WORD(words, word, bits)                                                                                        \
+    do {                                                                                                               \
+        if ((words)->left-- != 0) break;                                                                               \
+        inside_flip(&(word), sizeof(word), bits);                                                                      \
+        (words)->name = #word;                                                                                         \
+    } while (0)
+#define FAR ((uint64_t)1 << 62) /* beyond all others */
+
+static void inside_spoil_set(inside_words *words, gai_set *set)
+{
+    WORD(words, set->bytes, GAI_UNIT);
+    WORD(words, set->rows, 1);
+    WORD(words, set->columns[0], 1);
+}
+
+static void inside_spoil_blocks(inside_words *words, gai_segment *segment)
+{
+    gai_block *block;
+    WORD(words, segment->bytes, GAI_UNIT);
+    WORD(words, segment->addr, GAI_UNIT);
+    for (block = segment->first; block; block = block->next) {
+        gai_mark *mark;
+        if (block->kind == GAI_USED) WORD(words, block->requested, 1);
+        if (block->kind == GAI_USED && !segment->pool->variant.check_block) WORD(words, block->slot, 1);
+        if (gai_block_is_free(block)) WORD(words, block->room, GAI_UNIT);
+        if (gai_block_is_free(block)) WORD(words, block->lent, 16);
+        if (gai_block_is_free(block)) WORD(words, block->column, 1);
+        if (gai_block_is_free(block)) WORD(words, block->older, 16);
+        for (mark = block->marks; mark; mark = mark->next) WORD(words, mark->begin, FAR);
+    }
+}
+
+static void inside_spoil_mappings(inside_words *words, galloc_pool *pool)
+{
+    size_t rank;
+    for (rank = 1; rank < pool->ranks.used; rank++) {
+        gai_mapping *mapping = pool->ranks.at[rank];
+        if (!mapping) continue;
+        WORD(words, mapping->bytes, GAI_UNIT);
+        WORD(words, mapping->rank, 1);
+        WORD(words, mapping->page->mappings, 1);
+        WORD(words, mapping->page->bytes, GAI_UNIT);
+        if (mapping->block) WORD(words, mapping->page->taken, 1);
+        if (mapping->block) WORD(words, mapping->block->room, (uint64_t)1 << 40);
+        if (mapping->block) WORD(words, pool->ranks.aliases[rank / 64], gai_rank_bit(rank));
+    }
+}
+
+static void inside_spoil_cached(inside_words *words, gai_block *block)
+{
+    for (; block; block = block->next_bin) {
+        WORD(words, block->room, GAI_UNIT);
+        WORD(words, block->lent, 16);
+        WORD(words, block->life, FAR);
+    }
+}
+
+static void inside_spoil_stream(inside_words *words, gai_stream *stream)
+{
+    gai_event *event;
+    gai_wait *wait;
+    gai_graph_position *position;
+    gai_cache *cache = &stream->cache;
+    size_t i;
+    WORD(words, stream->done, FAR);
+    WORD(words, stream->freed, FAR);
+    WORD(words, stream->handed, FAR);
+    WORD(words, stream->events, 1);
+    WORD(words, stream->newest, 16);
+    WORD(words, stream->uses, 1);
+    WORD(words, stream->free.stream, 16);
+    WORD(words, stream->capture_id, FAR);
+    if (stream->cache.open) WORD(words, stream->key, 1);
+    if (stream->cache.open) WORD(words, stream->asked, 1);
+    if (stream->cache.open) WORD(words, stream->retired, 1);
+    if (stream->cache.open) WORD(words, cache->open, FAR);
+    if (stream->capture) WORD(words, stream->due, 1);
+    WORD(words, cache->blocks, 1);
+    WORD(words, cache->bytes, GAI_UNIT);
+    WORD(words, cache->unconfirmed_blocks, 1);
+    WORD(words, cache->unconfirmed_bytes, GAI_UNIT);
+    WORD(words, cache->alone, FAR);
+    WORD(words, cache->seen, FAR);
+    if (!(cache->large & ~FAR)) WORD(words, cache->large, FAR);
+    for (i = 0; i < GAI_CACHE_BINS; i += 9) WORD(words, cache->filled, (uint64_t)1 << i);
+    inside_spoil_cached(words, cache->unconfirmed);
+    for (i = 0; i < GAI_CACHE_BINS; i++)
+        if (cache->filled >> i & 1) inside_spoil_cached(words, cache->bins[i].first);
+    for (event = stream->recorded; event; event = event->next) WORD(words, event->epoch, FAR);
+    for (wait = stream->waits; wait; wait = wait->next) WORD(words, wait->epoch, FAR);
+    for (position = stream->positions; position; position = position->older) WORD(words, position->epoch, FAR);
+    for (position = stream->positions; position; position = position->older) WORD(words, position->n, 128);
+    inside_spoil_set(words, &stream->free);
+}
+
+#define TORCH_WORD(words, stat)                                                                                        \
+    do {                                                                                                               \
+        WORD(words, (stat).small_pool.current, 1);                                                                     \
+        WORD(words, (stat).large_pool.current, 1);                                                                     \
+    } while (0)
+
+static void inside_spoil_torch(inside_words *words, galloc_pool *pool)
+{
+    galloc_torch_stats *stats = &pool->torch_stats;
+    gai_block_pool *block_pool;
+    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
+        WORD(words, block_pool->streams, 1);
+        WORD(words, block_pool->segments, 1);
+    }
+    if (!pool->block_pools) return;
+    TORCH_WORD(words, stats->segment);
+    TORCH_WORD(words, stats->reserved_bytes);
+    TORCH_WORD(words, stats->allocation);
+    TORCH_WORD(words, stats->allocated_bytes);
+    TORCH_WORD(words, stats->requested_bytes);
+    TORCH_WORD(words, stats->inactive_split);
+    TORCH_WORD(words, stats->inactive_split_bytes);
+    WORD(words, stats->active_bytes.all.current, 1);
+}
+
+static void inside_spoil_stats(inside_words *words, galloc_stats *stats)
+{
+    WORD(words, stats->allocated.current, GAI_UNIT);
+    WORD(words, stats->live.current, 1);
+    WORD(words, stats->blocks.current, 1);
+    WORD(words, stats->reserved.current, GAI_UNIT);
+    WORD(words, stats->addresses, GAI_UNIT);
+    WORD(words, stats->leaving, GAI_UNIT);
+    WORD(words, stats->quarantined, GAI_UNIT);
+    WORD(words, stats->pages[0].count, 1);
+    WORD(words, stats->pages[0].bytes, GAI_UNIT);
+}
+
+static void inside_spoil_slab(inside_words *words, gai_slab *slab)
+{
+    WORD(words, slab->made, 1);
+    WORD(words, slab->available, 1);
+    WORD(words, slab->promised, FAR);
+}
+
+static void inside_spoil_pool(inside_words *words, galloc_pool *pool)
+{
+    galloc_graph *graph;
+    WORD(words, pool->stream_count, 1);
+    WORD(words, pool->lost, 1);
+    WORD(words, pool->outside, GAI_UNIT);
+    WORD(words, pool->parked, GAI_UNIT);
+    WORD(words, pool->stale, 1);
+    WORD(words, pool->kept, GAI_UNIT);
+    WORD(words, pool->marks.promised, 1);
+    WORD(words, pool->taken, GAI_UNIT);
+    WORD(words, pool->budget->held, GAI_UNIT);
+    WORD(words, pool->budget->most, ~(uint64_t)0);
+    WORD(words, pool->tuning.decided, 1 << 20);
+    WORD(words, pool->caches_off, 4);
+    WORD(words, pool->caches_off, 8);
+    WORD(words, pool->caches_off, 16);
+    WORD(words, pool->special, GAI_ROUTE_HISTORY);
+    WORD(words, pool->frames_taken, 1);
+    if (!pool->history.ring) WORD(words, pool->history.size, FAR);
+    if (pool->history.ring) WORD(words, pool->history.next, 1);
+    WORD(words, pool->guards.kept, 1);
+    WORD(words, pool->guards.kept_bytes, GAI_UNIT);
+    WORD(words, pool->guards.kept_live, 1);
+    WORD(words, pool->guards.pending, 1);
+    if (pool->guards.kept > 1) WORD(words, pool->guards.newest, 16);
+    for (graph = pool->graphs; graph; graph = graph->next) WORD(words, graph->captures, 1);
+}
+
+const char *inside_spoil(galloc_pool *handle, int which)
+{
+    galloc_pool *pool = inside_pool(handle);
+    gai_segment *segment;
+    gai_stream *stream;
+    inside_words words = {which, NULL};
+    inside_spoil_pool(&words, pool);
+    inside_spoil_stats(&words, &pool->stats);
+    inside_spoil_set(&words, &pool->common);
+    inside_spoil_set(&words, &pool->mixed);
+    for (segment = pool->segments; segment; segment = segment->next) inside_spoil_blocks(&words, segment);
+    inside_spoil_mappings(&words, pool);
+    for (stream = pool->streams; stream; stream = stream->next) inside_spoil_stream(&words, stream);
+    inside_spoil_torch(&words, pool);
+    inside_spoil_slab(&words, &pool->blocks);
+    inside_spoil_slab(&words, &pool->marks);
+    inside_spoil_slab(&words, &pool->pages);
+    inside_spoil_slab(&words, &pool->mappings);
+    inside_spoil_slab(&words, &pool->events);
+    inside_spoil_slab(&words, &pool->waits);
+    inside_spoil_slab(&words, &pool->positions);
+    return words.name;
 }
 
 int inside_cache_is_aligned(galloc_pool *pool)

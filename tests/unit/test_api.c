@@ -880,6 +880,95 @@ TEST(the_check_sees_epochs_that_run_ahead)
     finish();
 }
 
+/* Spoils each word in turn that the check compares: it says so, and nothing any more once the word is right again. */
+static void expect_the_check_sees_all(galloc_pool *pool)
+{
+    const char *name;
+    int which = 0;
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    for (; (name = inside_spoil(pool, which)) != NULL; which++) {
+        if (!EXPECT(galloc_pool_check(pool) > 0)) printf("  %s\n", name);
+        (void)inside_spoil(pool, which);
+        if (!EXPECT_EQ(galloc_pool_check(pool), 0)) printf("  %s\n", name);
+    }
+    EXPECT(which > 50);
+}
+
+TEST(the_check_sees_each_word_of_a_pool)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new(), captured = stream_new();
+    galloc_config config = galloc_config_default();
+    config.history = 100;
+    for (int history = 0; history < 2; history++) {
+        galloc_pool *pool = pool_new(history ? &config : NULL);
+        galloc_graph *group = NULL;
+        void *p[8], *grown = get_growable(pool, MIB(4), MIB(64), s), *in_graph;
+        cudaGraph_t graph;
+        for (int i = 0; i < 8; i++) p[i] = get_used(pool, MIB(3), i % 2 ? t : s, 1);
+        for (int i = 0; i < 6; i++) OK(galloc_free(p[i], i % 2 ? t : s));
+        void *moved = get(pool, MIB(9), s), *small = get(pool, 1000, t);
+        OK(galloc_free(small, t)); /* stays in the stream's cache */
+        OK(galloc_resize(grown, MIB(8), s));
+        OK(galloc_resize(grown, MIB(4), s)); /* parks pages */
+        OK(galloc_graph_begin(&group, pool, captured));
+        OK(cudaStreamBeginCapture(captured, cudaStreamCaptureModeRelaxed));
+        in_graph = get_used(pool, MIB(1), captured, 2);
+        OK(galloc_free(in_graph, captured));
+        in_graph = get_used(pool, 5000, captured, 2);
+        expect_the_check_sees_all(pool);
+        OK(galloc_free(in_graph, captured));
+        OK(cudaStreamEndCapture(captured, &graph));
+        OK(galloc_graph_end(group));
+        expect_the_check_sees_all(pool);
+        OK(cudaGraphDestroy(graph));
+        OK(galloc_graph_release(group, captured));
+        OK(galloc_free(p[6], s));
+        OK(galloc_free(p[7], t));
+        OK(galloc_free(moved, t));
+        OK(galloc_free(grown, s));
+        pool_end(pool);
+    }
+    finish();
+}
+
+TEST(the_check_sees_each_word_of_a_wait)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_limited(MIB(16));
+    void *p = get_used(pool, MIB(12), s, 1);
+    OK(galloc_free(get(pool, 512, t), t));
+    OK(galloc_free(p, s));
+    p = get_used(pool, MIB(12), t, 2); /* its stream waits for the other one */
+    EXPECT_EQ(stats_of(pool).waits, 1);
+    expect_the_check_sees_all(pool);
+    OK(galloc_free(p, t));
+    pool_end(pool);
+    finish();
+}
+
+TEST(the_check_sees_each_word_of_other_pools)
+{
+    begin_still();
+    const char *texts[] = {"like:pytorch", "strategy:pooled", "debug:guards+poison+quarantine", "expandable_segments:False",
+                           "backend:cudaMallocAsync"};
+    cudaStream_t s = stream_new(), t = stream_new();
+    for (size_t n = 0; n < sizeof texts / sizeof *texts; n++) {
+        galloc_config config = galloc_config_default();
+        void *p[8];
+        OK(galloc_config_parse(&config, texts[n], NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        for (int i = 0; i < 8; i++) p[i] = get_used(pool, i < 4 ? MIB(3) : KIB(3), i % 2 ? t : s, 1);
+        for (int i = 0; i < 6; i++) OK(galloc_free(p[i], i % 2 ? t : s));
+        expect_the_check_sees_all(pool);
+        OK(galloc_free(p[6], s));
+        OK(galloc_free(p[7], t));
+        pool_end(pool);
+    }
+    finish();
+}
+
 /* A descriptor that is lost would be missing until the pool ends; one that is given back while it is in use would be
    used twice. */
 TEST(the_check_counts_descriptors)
