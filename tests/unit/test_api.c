@@ -1106,6 +1106,28 @@ TEST(free_memory_names_the_stream_of_the_last_free)
     }
 }
 
+/* The second pool has the host memory of the first one, and none of what that knew. */
+TEST(memory_that_nobody_has_freed_names_no_stream)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new();
+        for (int i = 0; i < 3; i++) {
+            galloc_pool *pool = pool_of_kind(*kind);
+            char *p = get(pool, MIB(3), s), *q = get(pool, KIB(64), s);
+            galloc_pointer rest = info_of(p + MIB(3));
+            if (rest.state == GALLOC_STATE_FREE) EXPECT_EQ(rest.stream_id, 0);
+            rest = info_of(q + KIB(64));
+            if (rest.state == GALLOC_STATE_FREE) EXPECT_EQ(rest.stream_id, 0);
+            OK(galloc_free(p, s));
+            OK(galloc_free(q, s));
+            pool_end(pool);
+        }
+        stream_end(s);
+        finish();
+    }
+}
+
 /* ---- counters ---------------------------------------------------------------------------------------------------- */
 
 TEST(counters_follow_a_known_history)
@@ -1206,6 +1228,26 @@ TEST(the_rest_of_a_free_block_names_the_stream_of_its_free)
     }
 }
 
+/* Nobody has read the counters while the peaks lasted. */
+TEST(peaks_are_known_that_nobody_saw)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        galloc_pool *pool = pool_of_kind(*kind);
+        void *p = get(pool, MIB(3), 0), *q = get(pool, 1000, 0);
+        OK(galloc_free(p, 0));
+        OK(galloc_free(q, 0));
+        OK(galloc_free(get(pool, KIB(8), 0), 0));
+        galloc_stats stats = stats_of(pool);
+        EXPECT_EQ(stats.live.current + stats.allocated.current + stats.blocks.current, 0);
+        EXPECT_EQ(stats.live.peak, MIB(3) + 1000);
+        EXPECT_EQ(stats.allocated.peak, MIB(3) + 1024);
+        EXPECT_EQ(stats.blocks.peak, 2);
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* The total grows by what becomes cached, not by what already is. */
 TEST(what_becomes_cached_adds_up)
 {
@@ -1224,6 +1266,8 @@ TEST(what_becomes_cached_adds_up)
                 OK(galloc_free(p[i], s));
                 EXPECT_EQ(stats_of(pool).cached.total, (i + 1) * KIB(512));
             }
+            OK(galloc_free(get(pool, KIB(512), s), s)); /* in use in between */
+            EXPECT_EQ(stats_of(pool).cached.total, 4 * KIB(512));
             pool_end(pool);
             stream_end(s);
             finish();

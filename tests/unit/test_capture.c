@@ -1454,12 +1454,18 @@ TEST(captures_on_two_devices)
     }
     OK(cudaSetDevice(0));
     for (int d = 0; d < 2; d++) {
+        enum cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+        CUcontext before = NULL, after = NULL;
         void *p = NULL;
         capture_begin(s[d]);
+        OK((cudaError_t)cuCtxGetCurrent(&before));
         OK(galloc_malloc(&p, MIB(4), s[d]));
         EXPECT_EQ(info_of(p).device, d);
         OK(galloc_free(p, s[d]));
         OK(galloc_free(get(pool, MIB(4), s[d]), s[d]));
+        OK((cudaError_t)cuCtxGetCurrent(&after));
+        OK(cudaThreadExchangeStreamCaptureMode(&mode));
+        EXPECT(after == before && mode == cudaStreamCaptureModeGlobal); /* the thread's, as they were */
         OK(cudaSetDevice(d));
         exec[d] = capture_ready(s[d]);
         OK(cudaSetDevice(0));

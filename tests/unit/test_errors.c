@@ -2203,6 +2203,33 @@ TEST(the_current_device_is_left_alone)
     }
 }
 
+/* The mode of capture is switched last, when the pool's context is already the current one. */
+TEST(the_current_device_is_left_alone_when_a_device_cannot_be_entered)
+{
+    begin_with_devices(2, SIM_PACE_RANDOM);
+    CUcontext before = NULL, after = NULL;
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, MIB(8), s), *q = NULL;
+    OK(cudaSetDevice(1));
+    OK((cudaError_t)cuCtxGetCurrent(&before));
+    long calls = memory_calls();
+    sim_fail("cuThreadExchangeStreamCaptureMode", 1, 1, cudaErrorUnknown);
+    FAILS(galloc_pool_malloc(pool, &q, GIB(1), s), cudaErrorUnknown);
+    FAILS(galloc_pool_trim(pool, 0, NULL), cudaErrorUnknown);
+    sim_fail_clear();
+    EXPECT(q == NULL);
+    EXPECT_EQ(memory_calls(), calls);
+    OK((cudaError_t)cuCtxGetCurrent(&after));
+    EXPECT(before == after);
+    OK(galloc_free(get(pool, GIB(1), s), s));
+    OK(galloc_free(p, s));
+    OK(cudaSetDevice(0));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 static void *allocate_without_context(void *stream)
 {
     void *p = NULL, *q = NULL;

@@ -233,6 +233,39 @@ TEST(a_captured_stream_that_is_set_back_shares_nothing)
     }
 }
 
+/* Where a free was cannot be asked: then the stream may have been set back since, as far as galloc knows. */
+TEST(a_stream_does_not_go_on_from_a_place_that_is_not_known)
+{
+    for (int nth = 1; nth <= 4; nth++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_for(3);
+        cudaGraphNode_t last, node;
+        cudaGraph_t graph = NULL;
+        OK(cudaGraphCreate(&graph, 0));
+        OK(cudaStreamBeginCaptureToGraph(s, graph, NULL, NULL, 0, cudaStreamCaptureModeRelaxed));
+        void *p = get_block(pool, s, 1);
+        last = last_node(graph);
+        sim_fail("cuStreamGetCaptureInfo", nth, 0, 0);
+        if (galloc_free(p, s)) OK(galloc_free(p, s));
+        sim_fail_clear();
+        OK(cudaGraphAddEmptyNode(&node, graph, NULL, 0));
+        OK(cudaStreamUpdateCaptureDependencies(s, &node, PLAIN_EDGES 1, cudaStreamSetCaptureDependencies));
+        EXPECT(pass(pool, s, 2) != p);
+        OK(cudaStreamUpdateCaptureDependencies(s, &last, PLAIN_EDGES 1, cudaStreamAddCaptureDependencies));
+        (void)capture_end(s);
+        cudaGraphExec_t exec = instance(graph);
+        OK(cudaGraphLaunch(exec, t));
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaGraphDestroy(graph));
+        OK(cudaStreamSynchronize(t));
+        (void)cudaGetLastError();
+        expect_room(pool, 3);
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* Two captures into one graph are parts of it that nothing orders. Both may use what an earlier graph of their group
    has freed, but neither what the other one has. */
 TEST(parts_of_a_graph_share_with_an_earlier_graph_only)

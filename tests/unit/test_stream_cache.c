@@ -684,6 +684,29 @@ TEST(a_peak_that_was_told_does_not_fall)
     finish();
 }
 
+/* A block in a cache is none that the program has: another one raises no peak, the same one again does. */
+TEST(the_peak_of_blocks_goes_by_what_caches_hold)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, 600, s);
+    OK(galloc_free(p, s));
+    void *q = get(pool, 600, t);
+    EXPECT(q != p);
+    EXPECT_EQ(stats_of(pool).blocks.peak, 1);
+    EXPECT(get(pool, 600, s) == p);
+    EXPECT_EQ(stats_of(pool).blocks.peak, 2);
+    OK(galloc_free(p, s));
+    EXPECT_EQ(stats_of(pool).blocks.current, 1);
+    EXPECT_EQ(stats_of(pool).blocks.peak, 2); /* what was told does not fall */
+    OK(galloc_free(q, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* The counters, set back while there is something fresh, say what comes after. */
 TEST(counters_are_set_back_with_what_caches_hold)
 {
