@@ -1788,6 +1788,29 @@ TEST(reserve_counts_what_is_there_already)
     }
 }
 
+TEST(reserve_counts_what_is_never_cut)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        galloc_config config = galloc_config_default();
+        config.expandable_segments = *kind;
+        config.max_split_size = MIB(24);
+        galloc_pool *pool = pool_new(&config);
+        OK(galloc_pool_reserve(pool, MIB(64)));
+        OK(galloc_pool_reserve(pool, MIB(3)));
+        long calls = memory_calls();
+        OK(galloc_pool_reserve(pool, MIB(64)));
+        OK(galloc_pool_reserve(pool, MIB(3)));
+        EXPECT_EQ(memory_calls(), calls);
+        EXPECT_EQ(stats_of(pool).blocks.current, 0);
+        OK(galloc_free(get(pool, MIB(64), 0), 0));
+        EXPECT_EQ(memory_calls(), calls);
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        finish();
+    }
+}
+
 TEST(reserve_honours_the_limit)
 {
     FOR_BOTH_KINDS (kind) {

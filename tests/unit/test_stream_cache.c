@@ -1261,6 +1261,33 @@ TEST(lane_bytes_do_not_bind_memory_once_there_are_more_streams)
     finish();
 }
 
+/* It may be the stream's last call for long, and others are to have its memory. Few frees are not worth an event. */
+TEST(many_frees_into_a_cache_end_with_an_event)
+{
+    for (int many = 0; many < 2; many++) {
+        begin_still();
+        galloc_pool *pool = pool_new(NULL);
+        cudaStream_t s = stream_new(), t = stream_new();
+        void *other = get(pool, KIB(4), t), *p = get(pool, KIB(4), s), *q = NULL;
+        OK(galloc_free(get(pool, KIB(4), s), s));
+        uint64_t marks = stats_of(pool).marks, hits = inside_stream_of(pool, stream_id(s)).mallocs;
+        for (int i = 0; i < (many ? 100 : 10); i++) {
+            q = get(pool, KIB(4), s); /* so the stream has a block all the time */
+            OK(galloc_free(p, s));
+            p = q;
+        }
+        EXPECT(inside_stream_of(pool, stream_id(s)).mallocs >= hits + (many ? 90 : 9));
+        EXPECT_EQ(stats_of(pool).marks, marks);
+        OK(galloc_free(p, s));
+        EXPECT_EQ(stats_of(pool).marks, marks + (uint64_t)many);
+        OK(galloc_free(other, t));
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
 /* Somebody waits for a mark of S: its next call, hot or not, takes one. */
 TEST(a_mark_that_is_asked_for_is_taken_by_the_next_call)
 {

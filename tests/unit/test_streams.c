@@ -322,6 +322,31 @@ TEST(streams_record_at_their_next_call_once_nothing_is_live)
     finish();
 }
 
+/* What an event was to stand for is still without one when the driver refuses it: all counts for the next event. */
+TEST(frees_before_a_refused_event_are_still_unmarked)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    config.stats_exact = 1;
+    galloc_pool *pool = pool_new(&config);
+    void *other = get(pool, 512, t), *p = get_used(pool, MIB(1), s, 1), *live = get(pool, 512, s);
+    OK(galloc_free(p, s));
+    EXPECT_EQ(inside_stream_of(pool, stream_id(s)).unmarked, MIB(1));
+    inside_ask_for_event(pool, stream_id(s));
+    sim_fail("cuEventRecord", 1, 0, 0);
+    p = get(pool, 512, s);
+    EXPECT_EQ(sim_failed(), 1);
+    EXPECT_EQ(inside_stream_of(pool, stream_id(s)).unmarked, MIB(1));
+    OK(galloc_free(p, s));
+    EXPECT_EQ(sim_calls("cuEventRecord"), 2); /* this call tries again */
+    EXPECT(inside_stream_of(pool, stream_id(s)).unmarked <= 512);
+    OK(galloc_free(live, s));
+    OK(galloc_free(other, t));
+    pool_end(pool);
+    finish();
+}
+
 /* A stream that has freed many blocks and holds none any more records an event, though others hold some: also where no
    stream cache serves the frees. */
 TEST(a_stream_that_freed_many_blocks_by_full_calls_has_an_event)
