@@ -1619,6 +1619,31 @@ TEST(each_sticky_error_closes_the_pool_and_no_other_does)
     }
 }
 
+/* Memory that the driver has given goes back at once when galloc cannot keep it. */
+TEST(memory_without_host_memory_for_it_goes_back)
+{
+    int returned = 0;
+    for (int nth = 1, failed = 1; failed; nth++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = config_fixed();
+        galloc_pool *pool = pool_new(&config);
+        void *p = NULL;
+        sim_fail_malloc(nth, 1);
+        cudaError_t error = galloc_pool_malloc(pool, &p, MIB(40), s);
+        failed = sim_failed_mallocs() > 0;
+        sim_fail_malloc(0, 0);
+        EXPECT_EQ(sim_physical(0), stats_of(pool).reserved.current);
+        EXPECT_EQ(stats_of(pool).quarantined, 0);
+        returned += sim_calls("cuMemFree") > 0;
+        if (!error) OK(galloc_free(p, s));
+        (void)cudaGetLastError();
+        pool_end(pool);
+        finish();
+    }
+    EXPECT(returned > 0);
+}
+
 /* The driver's function that refused is named, whatever settings decide which one that is. */
 TEST(a_refusal_names_the_drivers_function)
 {
