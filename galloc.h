@@ -8292,7 +8292,6 @@ static void gai_ranks_close_up(gai_ranks *ranks)
         gai_mapping *mapping = ranks->at[rank];
         int alias = (ranks->aliases[rank / 64] & gai_rank_bit(rank)) != 0;
         ranks->aliases[rank / 64] &= ~gai_rank_bit(rank);
-        ranks->at[rank] = NULL;
         if (!mapping) continue;
         if (alias) ranks->aliases[used / 64] |= gai_rank_bit(used);
         ranks->at[used] = mapping;
