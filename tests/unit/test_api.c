@@ -796,6 +796,28 @@ TEST(the_check_counts_what_limits_are_charged)
     finish();
 }
 
+/* A limit that came below what is held lets that be, and nothing else once it has gone. */
+TEST(the_check_sees_more_than_a_lowered_limit_lets_be)
+{
+    begin();
+    galloc_config config = galloc_config_default();
+    galloc_pool *a = pool_new(NULL);
+    OK(galloc_free(get(a, MIB(64), 0), 0));
+    config.device_limit = MIB(16);
+    galloc_pool *b = pool_new(&config);
+    EXPECT_EQ(galloc_pool_check(b), 0);
+    OK(galloc_pool_trim(a, 0, NULL));
+    inside_charge(b, MIB(16), 1);
+    int broken = galloc_pool_check(b);
+    inside_charge(b, MIB(16), 0);
+    inside_charge(b, MIB(18), 1);
+    EXPECT_EQ(galloc_pool_check(b), broken + 1);
+    inside_charge(b, MIB(18), 0);
+    pool_end(a);
+    pool_end(b);
+    finish();
+}
+
 /* Holes that are in no list are found by no request. */
 TEST(the_check_counts_holes)
 {

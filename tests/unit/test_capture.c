@@ -414,6 +414,35 @@ TEST(memory_comes_back_when_the_last_of_a_graph_is_gone)
     }
 }
 
+/* Nobody has looked meanwhile whether the graph has ended. */
+TEST(what_an_ended_graph_had_goes_before_new_memory)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        for (int reserve = 0; reserve < 2; reserve++) {
+            begin();
+            cudaStream_t s = stream_new(), t = stream_new();
+            galloc_config config = galloc_config_default();
+            config.expandable_segments = !fixed;
+            config.reuse = 0; /* no request looks how far the streams are */
+            galloc_pool *pool = pool_new(&config);
+            capture_begin(s);
+            (void)pass(pool, MIB(60), s, 1);
+            cudaGraphExec_t exec = capture_ready(s);
+            launch(exec, s);
+            OK(cudaStreamSynchronize(s));
+            size_t held = sim_physical(0);
+            exec_end(exec);
+            if (reserve) OK(galloc_pool_reserve(pool, MIB(60)));
+            else expect_free_for_all(pool, MIB(60), t);
+            EXPECT_EQ(sim_physical(0), held);
+            pool_end(pool);
+            stream_end(s);
+            stream_end(t);
+            finish();
+        }
+    }
+}
+
 /* Allocated in a capture and kept: the holder's, whatever becomes of the graph; freed, the graph's again. */
 TEST(a_result_is_its_holders_and_then_the_graphs)
 {
