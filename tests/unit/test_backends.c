@@ -829,6 +829,25 @@ TEST(the_driver_reuses_in_stream_order)
     finish();
 }
 
+/* The driver's pool gives memory back by itself when the program waits: a trim does not count that as its own. */
+TEST(what_was_gone_before_a_trim_does_not_count)
+{
+    begin_still();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync,release_threshold:0");
+    cudaStream_t s = stream_new();
+    size_t released = 1;
+    OK(galloc_free(get_used(pool, MIB(64), s, 1), s));
+    OK(cudaStreamSynchronize(s));
+    EXPECT_EQ(sim_physical(0), 0);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(64));
+    OK(galloc_pool_trim(pool, 0, &released));
+    EXPECT_EQ(released, 0);
+    EXPECT_EQ(stats_of(pool).reserved.current, 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* A shrink on another stream leaves a mark at the end of the block: the driver does not get the whole back on the
    stream that allocated it, before the other one has done with the end. */
 TEST(what_another_stream_cut_off_is_not_given_to_the_driver_in_stream_order)

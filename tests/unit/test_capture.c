@@ -964,6 +964,29 @@ TEST(the_legacy_stream_records_again_after_the_capture)
     finish();
 }
 
+/* To retire the legacy stream takes an event on it, which would break the capture of a blocking stream: it is refused,
+   and what was freed there is not lost. */
+TEST(the_legacy_stream_is_not_retired_during_a_capture)
+{
+    begin_still();
+    galloc_pool *pool = pool_limited(MIB(8));
+    cudaStream_t s = stream_new(), captured = NULL;
+    void *p = get_used(pool, MIB(6), cudaStreamLegacy, 1), *keep = get(pool, 512, s);
+    OK(cudaStreamCreate(&captured));
+    OK(galloc_free(p, cudaStreamLegacy));
+    OK(cudaStreamBeginCapture(captured, cudaStreamCaptureModeRelaxed));
+    EXPECT_EQ(galloc_stream_retire(cudaStreamLegacy), cudaErrorStreamCaptureImplicit);
+    EXPECT(strstr(galloc_last_message(), "galloc_stream_retire: "));
+    OK(cudaGraphDestroy(capture_end(captured)));
+    EXPECT_EQ(stats_of(pool).marks, 0);
+    OK(galloc_stream_retire(cudaStreamLegacy));
+    EXPECT_EQ(stats_of(pool).marks, 1);
+    OK(galloc_free(get_used(pool, MIB(6), s, 2), s));
+    OK(galloc_free(keep, s));
+    pool_end(pool);
+    finish();
+}
+
 static struct {
     galloc_pool *pool;
     cudaStream_t stream;

@@ -85,6 +85,32 @@ static void pairs(galloc_pool *pool, size_t bytes, cudaStream_t stream, int n)
     while (n-- > 0) OK(galloc_free(get(pool, bytes, stream), stream));
 }
 
+/* A default pool is that of the stream's device. If the driver does not tell which that is, the call fails: device 0 is
+   no guess. */
+TEST(a_stream_whose_device_the_driver_does_not_tell_gets_no_memory)
+{
+    static const char *const calls[] = {"cuStreamGetCtx", "cuCtxGetId", "cuCtxPushCurrent", "cuCtxGetDevice"};
+    for (size_t i = 0; i < COUNT(calls); i++) {
+        begin_devices(2, SIM_PACE_STILL);
+        cudaStream_t s = stream_in(primary(1));
+        galloc_graph *group = NULL;
+        void *p = NULL;
+        (void)primary(0);
+        sim_fail(calls[i], 1, 0, cudaErrorUnknown);
+        EXPECT_EQ(galloc_malloc(&p, MIB(2), s), cudaErrorUnknown);
+        EXPECT(sim_failed() == 1 && !p);
+        sim_fail(calls[i], 1, 0, cudaErrorUnknown);
+        EXPECT_EQ(galloc_graph_begin(&group, NULL, s), cudaErrorUnknown);
+        sim_fail_clear();
+        EXPECT_EQ(sim_physical(0) + sim_physical(1), 0);
+        EXPECT(!group);
+        OK(galloc_malloc(&p, MIB(2), s));
+        EXPECT_EQ(info_of(p).device, 1);
+        OK(galloc_free(p, s));
+        finish();
+    }
+}
+
 /* ---- waiting for all that may use memory ------------------------------------------------------------------------- */
 
 /* The handle of a stream that died unannounced comes back in a context of the program's own. A free by it that did not

@@ -1457,6 +1457,25 @@ TEST(a_trim_that_cannot_wait_fails)
     finish();
 }
 
+/* So does a request that waits for the device when nothing else is left: with the driver's error, and the memory is
+   still there. */
+TEST(a_request_that_cannot_wait_for_the_device_has_the_drivers_error)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_limited(MIB(8));
+    void *p = NULL;
+    OK(galloc_free(get_used(pool, MIB(8), s, 1), s));
+    sim_fail("cuMemHostAlloc", 1, 0, cudaErrorUnknown);
+    FAILS(galloc_pool_malloc(pool, &p, MIB(8), t), cudaErrorUnknown);
+    sim_fail_clear();
+    EXPECT(strstr(galloc_last_message(), "cuMemFreeHost"));
+    EXPECT(!p);
+    OK(galloc_free(get_used(pool, MIB(8), t, 2), t));
+    pool_end(pool);
+    finish();
+}
+
 /* The wait for the launches of graphs fails, and the one after it does not. */
 TEST(a_trim_that_cannot_wait_for_graphs_fails)
 {

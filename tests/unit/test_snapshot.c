@@ -1134,11 +1134,23 @@ static size_t file_when_out(const char *setting, const char *name, int device, i
     return n;
 }
 
+static int files_told;
+
+static void count_files_told(void)
+{
+    const char *path = strstr(log_text, "memory has run out: the state is in /tmp/galloc_snapshot.");
+    if (path) files_told += strstr(path, "/out.json") != NULL;
+}
+
 TEST(a_file_when_memory_runs_out)
 {
     char name[50];
     begin_with_devices(2, sim_defaults().pace);
+    files_told = 0;
+    log_hook = count_files_told;
     EXPECT(file_when_out("snapshot_on_oom:%s/out.json", "out.json", 0, 1) > 1000);
+    log_hook = NULL;
+    EXPECT_EQ(files_told, 1);
     EXPECT(file_when_out("overhead:0,snapshot_on_oom:%s/out.pickle,log:info", "out.pickle", 0, 1) > 500);
     snprintf(name, sizeof name, "%ld-%%-1.json", (long)getpid());
     OK(cudaSetDevice(1));
