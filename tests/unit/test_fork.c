@@ -65,6 +65,36 @@ static int fail_once(void)
 /* Host memory that is missing once fails one call. */
 TEST(a_watch_that_fails_is_tried_again) { EXPECT_EQ(in_child(fail_once), 0); }
 
+static int log_a_line(void)
+{
+    galloc_config config = galloc_config_default();
+    return galloc_config_parse(&config, "no_such_key:1", NULL, 0) != cudaErrorInvalidValue;
+}
+
+static void *hold_the_log(void *arg)
+{
+    inside_hold_log(1);
+    reach(REGISTERED);
+    while (reached() != GOES_ON) usleep(100);
+    inside_hold_log(0);
+    return arg;
+}
+
+static int fork_beside_a_line(void)
+{
+    pthread_t thread;
+    int status;
+    if (log_a_line() || pthread_create(&thread, NULL, hold_the_log, NULL)) return 1;
+    while (reached() != REGISTERED) usleep(100);
+    status = in_child(log_a_line);
+    reach(GOES_ON);
+    return pthread_join(thread, NULL) || status;
+}
+
+/* Calls that only log watch for forks, too: another thread may be writing a line then, which the child does not wait
+   for. */
+TEST(a_process_whose_calls_only_log_may_fork) { EXPECT_EQ(in_child(fork_beside_a_line), 0); }
+
 static void *name_a_tag(void *arg)
 {
     OK(galloc_tag_name(1, "one"));

@@ -986,11 +986,20 @@ TEST(pages_are_held_while_told)
 }
 
 static size_t trimmed;
-static void on_map_and_trim(galloc_pool *pool, void *addr, size_t bytes, void *user)
+static void *trim_all(void *pool)
 {
     size_t gone = 0;
-    OK(galloc_pool_trim(pool, 0, &gone));
+    OK(galloc_pool_trim((galloc_pool *)pool, 0, &gone));
     trimmed += gone;
+    return NULL;
+}
+
+static void on_map_and_trim(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    pthread_t thread;
+    (void)trim_all(pool);
+    pthread_create(&thread, NULL, trim_all, pool);
+    pthread_join(thread, NULL);
     on_map(pool, addr, bytes, user);
 }
 
