@@ -755,6 +755,35 @@ TEST(a_miss_sees_all_that_was_freed)
     finish();
 }
 
+/* Another call makes pages for a long time: whatever a request asks for besides its size, free memory serves it. */
+TEST(free_memory_serves_all_requests_while_pages_are_made)
+{
+    static const galloc_request requests[] = {{.bytes = 5000, .alignment = 4096},
+                                              {.bytes = MIB(3), .alignment = MIB(2)},
+                                              {.bytes = MIB(1), .lifetime = GALLOC_LIFETIME_LONG},
+                                              {.bytes = MIB(4), .tag = 7}};
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p[4] = {NULL};
+    OK(galloc_pool_reserve(pool, MIB(64)));
+    OK(galloc_free(get(pool, MIB(1), s), s));
+    alarm(20);
+    inside_hold_paging(pool, 1);
+    for (int i = 0; i < 4; i++) {
+        galloc_request request = requests[i];
+        request.stream = s;
+        request.pool = pool;
+        OK(galloc_alloc(&p[i], &request));
+    }
+    for (int i = 0; i < 4; i++) OK(galloc_free(p[i], s));
+    inside_hold_paging(pool, 0);
+    alarm(0);
+    EXPECT_EQ(stats_of(pool).hits, 5);
+    pool_end(pool);
+    finish();
+}
+
 /* S does nothing more: what lies in its cache serves T all the same. */
 TEST(an_idle_cache_keeps_nothing_from_others)
 {
