@@ -13107,12 +13107,11 @@ static void gai_report_fill(galloc_report *report, gai_job *job)
     gai_report_device(report, pool);
 }
 
-/* Adds the memory of the other pools of the device. [no lock] */
+/* Adds the memory of the other pools of the device to a report that was just filled. [no lock] */
 static void gai_report_add_pools(galloc_report *report)
 {
     galloc_pool *pool;
     size_t known;
-    report->other_pools = report->others_held = report->others_cached = 0;
     gai_lock_on(&gai_locks.global);
     for (pool = gai_process.pools; pool; pool = pool->next) {
         galloc_stats now;
