@@ -2777,6 +2777,41 @@ TEST(the_cause_is_that_of_the_last_attempt)
     finish();
 }
 
+static void lowers_the_limit_at_unmap(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    (void)addr;
+    (void)bytes;
+    (void)user;
+    OK(galloc_pool_set_limit(pool, MIB(16)));
+}
+
+/* Within one attempt it is that of the last step: the driver refused, and what went back to it led to a lower limit. */
+TEST(the_cause_is_that_of_the_last_step)
+{
+    for (int expandable = 0; expandable < 2; expandable++) {
+        sim_options options = sim_defaults();
+        options.memory = MIB(64);
+        begin_with(options);
+        cudaStream_t s = stream_new();
+        galloc_callbacks callbacks = {.on_unmap = lowers_the_limit_at_unmap};
+        galloc_report report;
+        void *outside = NULL, *p = NULL;
+        OK(cudaMalloc(&outside, MIB(24)));
+        galloc_pool *pool = pool_expandable(expandable);
+        OK(galloc_pool_set_callbacks(pool, &callbacks));
+        OK(galloc_free(get(pool, MIB(12), s), s));
+        EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(50), s), cudaErrorMemoryAllocation);
+        OK(galloc_oom_report(&report));
+        EXPECT(strstr(report.cause, "limit"));
+        EXPECT(!strstr(report.cause, "cuMem"));
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        OK(cudaFree(outside));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 static int asks_once_more(const galloc_report *report, void *user)
 {
     (void)user;
