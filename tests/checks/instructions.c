@@ -13,7 +13,7 @@
 #define GALLOC_IMPLEMENTATION
 #include "galloc.h"
 
-enum { SIZES = 1024, LIVE = 2048, HOLES = 4096 };
+enum { SIZES = 1024, LIVE = 2048, HOLES = 4096, GROWING = 600 };
 
 static unsigned long long the_id;
 static size_t size[SIZES];
@@ -51,6 +51,13 @@ static void *get(size_t bytes, cudaStream_t stream)
 {
     void *ptr = NULL;
     must(galloc_malloc(&ptr, bytes, stream));
+    return ptr;
+}
+
+static void *get_growable(cudaStream_t stream)
+{
+    void *ptr = NULL;
+    must(galloc_malloc_growable(&ptr, (size_t)1 << 20, (size_t)64 << 20, stream));
     return ptr;
 }
 
@@ -106,6 +113,31 @@ __attribute__((noinline)) static void count_parked(long n, cudaStream_t stream)
     for (long i = 0; i < n; i++) must(galloc_free(get((size_t)20 << 30, stream), stream));
 }
 
+/* Counted: each of many streams frees its block; with the last one nothing is live, and all merge. */
+__attribute__((noinline, noclone)) static void count_streams(long n, const cudaStream_t *streams)
+{
+    for (long i = 0; i < n; i++) must(galloc_free(live[i], streams[i]));
+}
+
+/* Counted: a block that grows beside many others. */
+__attribute__((noinline)) static void count_growable(long n, cudaStream_t stream)
+{
+    for (long i = 0; i < n; i++) {
+        void *ptr = get_growable(stream);
+        must(galloc_resize(ptr, (size_t)5 << 20, stream));
+        must(galloc_free(ptr, stream));
+    }
+}
+
+static void prepare_streams(long n, cudaStream_t *streams)
+{
+    for (long i = 0; i < n; i++) {
+        must(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
+        live[i] = get(65536, streams[i]);
+        must(cudaMemsetAsync(live[i], 0, 64, streams[i]));
+    }
+}
+
 /* All sizes from 1 KiB on in mixed order, and between them used blocks. */
 static void prepare_miss(cudaStream_t stream)
 {
@@ -134,6 +166,13 @@ static void prepare_few(cudaStream_t stream)
     for (int i = 0; i < LIVE; i++) live[i] = get(size[roll() % SIZES], stream);
 }
 
+/* Half of them end, so that their addresses and pages are there again. */
+static void prepare_growable(cudaStream_t stream)
+{
+    for (int i = 0; i < GROWING; i++) live[i] = get_growable(stream);
+    for (int i = 0; i < GROWING; i += 2) must(galloc_free(live[i], stream));
+}
+
 static void prepare_parked(cudaStream_t stream)
 {
     for (int i = 0; i < LIVE; i++) live[i] = get((size_t)20 << 20, stream);
@@ -156,6 +195,11 @@ int main(int argc, char **argv)
         must(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
         must(galloc_free(get((size_t)1 << 20, other), other));
     }
+    if (!strcmp(argv[1], "streams")) {
+        static cudaStream_t streams[LIVE];
+        prepare_streams(n, streams);
+        count_streams(n, streams);
+    }
     gai_cu.StreamIsCapturing = is_capturing;
     gai_cu.StreamGetId = get_id;
     if (!strcmp(argv[1], "hot")) count_hot(n, stream);
@@ -165,5 +209,6 @@ int main(int argc, char **argv)
     if (!strcmp(argv[1], "churn_two_streams")) prepare_churn(stream), count_churn_two_streams(n, stream);
     if (!strcmp(argv[1], "few")) prepare_few(stream), count_churn(n, stream);
     if (!strcmp(argv[1], "parked")) prepare_parked(stream), count_parked(n, stream);
+    if (!strcmp(argv[1], "growable")) prepare_growable(stream), count_growable(n, stream);
     return 0;
 }

@@ -89,8 +89,8 @@ inside_stream inside_stream_of(galloc_pool *pool, unsigned long long id);
 inside_stream inside_stream_at(galloc_pool *pool, size_t i); /* the i-th, in the pool's order */
 /* One of the stream's epochs, 0, 1, ..., runs ahead of the present one, or is as it was again; 0: there is no such. */
 int inside_ahead(galloc_pool *pool, unsigned long long id, int which, int on);
-/* Spoils the word of this number, 0, 1, ..., among those that galloc_pool_check compares; the second time it is as it was
-   again. Returns its name; NULL: there are no more. */
+/* Spoils the word of this number, 0, 1, ..., among those that galloc_pool_check compares; the second time it is as it
+   was again. Returns its name; NULL: there are no more. */
 const char *inside_spoil(galloc_pool *pool, int which);
 size_t inside_streams(galloc_pool *pool);
 int inside_cache_is_aligned(galloc_pool *pool); /* the first stream's, and what frees write to, begin cache lines */

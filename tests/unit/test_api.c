@@ -973,8 +973,8 @@ TEST(the_check_sees_each_word_of_a_wait)
 TEST(the_check_sees_each_word_of_other_pools)
 {
     begin_still();
-    const char *texts[] = {"like:pytorch", "strategy:pooled", "debug:guards+poison+quarantine", "expandable_segments:False",
-                           "backend:cudaMallocAsync"};
+    const char *texts[] = {"like:pytorch", "strategy:pooled", "debug:guards+poison+quarantine",
+                           "expandable_segments:False", "backend:cudaMallocAsync"};
     cudaStream_t s = stream_new(), t = stream_new();
     for (size_t n = 0; n < sizeof texts / sizeof *texts; n++) {
         galloc_config config = galloc_config_default();
