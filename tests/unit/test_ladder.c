@@ -1647,6 +1647,7 @@ TEST(steps_that_do_not_apply_are_left_out)
     OK(galloc_alloc(&p, &request));
     expect_refused(pool, MIB(8), s);
     galloc_report r = report_of_failure();
+    EXPECT(!r.captured);
     EXPECT(left_out(&r, "use memory freed earlier in the capture", "not captured"));
     EXPECT(left_out(&r, "collect idle memory", "neither gc_threshold nor gc_age"));
     EXPECT(left_out(&r, "find addresses behind the block", "the request does not grow a block"));
@@ -1666,6 +1667,7 @@ TEST(steps_that_do_not_apply_are_left_out)
     OK(cudaStreamEndCapture(s, &graph));
     OK(cudaGraphDestroy(graph));
     r = report_of_failure();
+    EXPECT(r.captured);
     EXPECT(!step_of(&r, "use memory freed earlier in the capture")->left_out);
     EXPECT(left_out(&r, "wait for the device", "captured"));
     OK(galloc_free(p, s));
@@ -2225,22 +2227,25 @@ TEST(the_largest_possible_block_is_possible)
 /* On a device that others use, what is free there bounds it. */
 TEST(the_largest_possible_block_fits_the_device)
 {
-    sim_options options = sim_defaults();
-    options.memory = MIB(64);
-    begin_with(options);
-    cudaStream_t s = stream_new();
-    galloc_pool *pool = pool_new(NULL);
-    void *foreign = NULL, *p = NULL;
-    OK(cudaMalloc(&foreign, MIB(32)));
-    expect_refused(pool, MIB(48), s);
-    galloc_report r = report_of_failure();
-    EXPECT_EQ(r.room, MIB(64));
-    EXPECT_EQ(r.largest_possible, MIB(32));
-    OK(galloc_pool_malloc(pool, &p, r.largest_possible, s));
-    OK(galloc_free(p, s));
-    OK(cudaFree(foreign));
-    pool_end(pool);
-    finish();
+    for (int uneven = 0; uneven < 2; uneven++) {
+        sim_options options = sim_defaults();
+        options.memory = MIB(64) + (uneven ? KIB(512) : 0);
+        begin_with(options);
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        void *foreign = NULL, *p = NULL;
+        OK(cudaMalloc(&foreign, MIB(32)));
+        expect_refused(pool, MIB(48), s);
+        galloc_report r = report_of_failure();
+        EXPECT_EQ(r.room, options.memory);
+        EXPECT_EQ(r.device_free, MIB(32) + (uneven ? KIB(512) : 0));
+        EXPECT_EQ(r.largest_possible, MIB(32)); /* whole pages */
+        OK(galloc_pool_malloc(pool, &p, r.largest_possible, s));
+        OK(galloc_free(p, s));
+        OK(cudaFree(foreign));
+        pool_end(pool);
+        finish();
+    }
 }
 
 TEST(advice_fits_fixed_segments)

@@ -71,6 +71,20 @@ static void check_segment(const value *segment, uint64_t *total, uint64_t *reque
     *requested += of_blocks;
 }
 
+/* The bytes of a page that lie in segments. */
+static uint64_t in_segments(const value *json, uint64_t begin, uint64_t end)
+{
+    const value *segments = value_of(json, "segments"), *v;
+    uint64_t bytes = 0;
+    for (v = segments ? segments->first : NULL; v; v = v->next) {
+        uint64_t at = number_of(v, "address"), until = at + number_of(v, "total_size");
+        if (at < begin) at = begin;
+        if (until > end) until = end;
+        if (at < until) bytes += until - at;
+    }
+    return bytes;
+}
+
 /* Both formats are the same, and their sums are the counters. */
 static void check_snapshot(galloc_pool *pool)
 {
@@ -85,7 +99,11 @@ static void check_snapshot(galloc_pool *pool)
     EXPECT_EQ(value_count(mine), 1);
     mine = mine ? mine->first : NULL;
     v = value_of(mine, "pages");
-    for (v = v ? v->first : NULL; v; v = v->next) pages += v->first->next->number;
+    for (v = v ? v->first : NULL; v; v = v->next) {
+        uint64_t at = v->first->number, bytes = v->first->next->number;
+        EXPECT_EQ(in_segments(json, at, at + bytes), bytes);
+        pages += bytes;
+    }
     EXPECT_EQ(total + number_of(mine, "kept_by_driver"), stats.reserved.current);
     EXPECT_EQ(pages + number_of(mine, "kept_by_driver"), stats.reserved.current);
     EXPECT_EQ(requested, stats.live.current);
