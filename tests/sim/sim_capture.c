@@ -18,6 +18,7 @@ struct sm_capture {
     sm_stream *stream[SM_LANES];
     int lanes;
     sm_node_list end[SM_LANES];
+    bool weak[SM_LANES];         /* the lane's next node may begin before the nodes at its end have ended */
     sm_node_list *mark;          /* the end of a lane where an event was recorded */
     size_t nmarks, capmarks;
 };
@@ -32,17 +33,24 @@ static CUgraphNode add_node(sm_stream *s, sm_node_kind kind) {
     CUgraphNode node = sm_node_new(s->capture->graph, kind, s->context, end);
     end->n = 0;
     sm_nodes_add(end, node);
+    node->programmatic = s->capture->weak[s->lane];
+    s->capture->weak[s->lane] = false;
     return node;
 }
 
-/* What the stream's next node will come after. The array is the capture's. */
-int sm_capture_end_nodes(CUstream handle, const CUgraphNode **nodes, size_t *n) {
+/* What the stream's next node will come after. The array is the capture's. Without a place for the data of edges, those
+   that have any are an error. */
+int sm_capture_end_nodes(CUstream handle, const CUgraphNode **nodes, const void **edges, size_t *n) {
+    static const CUgraphEdgeData weak = {1, 0, 1, {0}};
     sm_stream *s;
     int error = sm_stream_find(handle, &s);
     if (error) return error;
     if (nodes) *nodes = NULL;
+    if (edges) *edges = NULL;
     if (n) *n = 0;
     if (!s->capture || s->capture->lost) return 0;
+    if (s->capture->weak[s->lane] && !edges) return E_LOSSY;
+    if (s->capture->weak[s->lane]) *edges = &weak;
     if (nodes) *nodes = s->capture->end[s->lane].at;
     if (n) *n = s->capture->end[s->lane].n;
     return 0;
@@ -56,16 +64,22 @@ void sm_capture_programmatic(CUstream handle) {
     for (size_t i = 0; i < node->after.n; i++) node->programmatic |= node->after.at[i]->work.frame != NULL;
 }
 
-/* The program's own idea of what the stream's next node depends on: these too (0), or these alone (1). */
-int sm_capture_dependencies(CUstream handle, const CUgraphNode *nodes, size_t n, unsigned flags) {
+/* The program's own idea of what the stream's next node depends on: these too (0), or these alone (1). Edges that are
+   weaker than full completion ordering are simulated for one node that is set alone. */
+int sm_capture_dependencies(CUstream handle, const CUgraphNode *nodes, const void *edges, size_t n, unsigned flags) {
+    const CUgraphEdgeData *data = edges;
+    bool weak = false;
     sm_stream *s;
     sm_node_list list;
     int error = sm_stream_find(handle, &s);
     if (error) return error;
     if (!s->capture) return E_STATE;
     if (s->capture->lost) return E_CAPTURE_LOST;
+    for (size_t i = 0; data && i < n; i++) weak |= data[i].type != 0;
+    if ((weak || s->capture->weak[s->lane]) && (n != 1 || !flags)) return E_NOT_SUPPORTED;
     error = flags > 1 ? E_VALUE : sm_nodes_named(&list, s->capture->graph, nodes, n);
     if (error) return error;
+    s->capture->weak[s->lane] = weak;
     if (flags) s->capture->end[s->lane].n = 0;
     sm_nodes_add_all(&s->capture->end[s->lane], &list);
     sm_nodes_drop(&list);

@@ -518,9 +518,9 @@ static int capture_info(CUstream stream, CUstreamCaptureStatus *status, cuuint64
 }
 
 static int capture_info_and_nodes(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
-                                  const CUgraphNode **deps, size_t *ndeps) {
+                                  const CUgraphNode **deps, const CUgraphEdgeData **edges, size_t *ndeps) {
     int error = capture_info(stream, status, id, graph);
-    return error ? error : sm_capture_end_nodes(looked_at(stream), deps, ndeps);
+    return error || !(deps || ndeps) ? error : sm_capture_end_nodes(looked_at(stream), deps, (const void **)edges, ndeps);
 }
 
 static int exchange_mode(CUstreamCaptureMode *mode) {
@@ -536,14 +536,14 @@ CUresult CUDAAPI cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *sta
 
 CUresult CUDAAPI cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
                                            CUgraph *graph, const CUgraphNode **deps, size_t *ndeps) {
-    SM_DRIVER(cuStreamGetCaptureInfo, capture_info_and_nodes(stream, status, id, graph, deps, ndeps));
+    SM_DRIVER(cuStreamGetCaptureInfo, capture_info_and_nodes(stream, status, id, graph, deps, NULL, ndeps));
 }
 
 CUresult CUDAAPI cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
                                            CUgraph *graph, const CUgraphNode **deps, const CUgraphEdgeData **edges,
                                            size_t *ndeps) {
     if (edges) *edges = NULL;
-    SM_DRIVER(cuStreamGetCaptureInfo, capture_info_and_nodes(stream, status, id, graph, deps, ndeps));
+    SM_DRIVER(cuStreamGetCaptureInfo, capture_info_and_nodes(stream, status, id, graph, deps, edges, ndeps));
 }
 
 CUresult CUDAAPI cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {

@@ -594,13 +594,13 @@ void sm_events_of_context_die(sm_context *c);
 /* sim_capture.c */
 int sm_capture_begin(CUstream handle, int mode);
 int sm_capture_begin_in(CUstream handle, cudaGraph_t g, const CUgraphNode *after, size_t n, int mode);
-int sm_capture_dependencies(CUstream handle, const CUgraphNode *nodes, size_t n, unsigned flags);
+int sm_capture_dependencies(CUstream handle, const CUgraphNode *nodes, const void *edges, size_t n, unsigned flags);
 void sm_capture_forget_node(CUgraphNode node);
 sm_graph *sm_capture_graph(const sm_capture *c);
 bool sm_is_captured_into(const sm_graph *g);
 int sm_capture_end(CUstream handle, cudaGraph_t *out);
 int sm_capture_status(CUstream handle, int *status, unsigned long long *id, cudaGraph_t *graph);
-int sm_capture_end_nodes(CUstream handle, const CUgraphNode **nodes, size_t *n);
+int sm_capture_end_nodes(CUstream handle, const CUgraphNode **nodes, const void **edges, size_t *n);
 void sm_capture_programmatic(CUstream handle);
 int sm_capture_mode(int *mode);
 int sm_capture_look(void);

@@ -268,12 +268,12 @@ cudaError_t CUDARTAPI cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEven
 /* ---- capture and graphs ----------------------------------------------------------------------------------------- */
 
 static int capture_info(CUstream stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
-                        cudaGraph_t *graph, const cudaGraphNode_t **deps, size_t *ndeps) {
+                        cudaGraph_t *graph, const cudaGraphNode_t **deps, const void **edges, size_t *ndeps) {
     int now = 0;
     int error = sm_capture_status(stream, &now, id, graph);
     if (error || !status) return error ? error : E_VALUE;
     *status = (enum cudaStreamCaptureStatus)now;
-    return deps || ndeps ? sm_capture_end_nodes(stream, deps, ndeps) : 0;
+    return deps || ndeps ? sm_capture_end_nodes(stream, deps, edges, ndeps) : 0;
 }
 
 static int exchange_mode(enum cudaStreamCaptureMode *mode) {
@@ -292,7 +292,7 @@ cudaError_t CUDARTAPI cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *gra
 }
 
 cudaError_t CUDARTAPI cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
-    SM_RUNTIME(cudaStreamIsCapturing, capture_info(stream, status, NULL, NULL, NULL, NULL));
+    SM_RUNTIME(cudaStreamIsCapturing, capture_info(stream, status, NULL, NULL, NULL, NULL, NULL));
 }
 
 #if CUDART_VERSION >= 13000
@@ -301,13 +301,13 @@ cudaError_t CUDARTAPI cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStr
                                                const cudaGraphNode_t **deps, const cudaGraphEdgeData **edges,
                                                size_t *ndeps) {
     if (edges) *edges = NULL;
-    SM_RUNTIME(cudaStreamGetCaptureInfo, capture_info(stream, status, id, graph, deps, ndeps));
+    SM_RUNTIME(cudaStreamGetCaptureInfo, capture_info(stream, status, id, graph, deps, (const void **)edges, ndeps));
 }
 #else
 cudaError_t CUDARTAPI cudaStreamGetCaptureInfo_v2(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
                                                   unsigned long long *id, cudaGraph_t *graph,
                                                   const cudaGraphNode_t **deps, size_t *ndeps) {
-    SM_RUNTIME(cudaStreamGetCaptureInfo, capture_info(stream, status, id, graph, deps, ndeps));
+    SM_RUNTIME(cudaStreamGetCaptureInfo, capture_info(stream, status, id, graph, deps, NULL, ndeps));
 }
 #endif
 

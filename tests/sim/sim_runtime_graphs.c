@@ -104,7 +104,7 @@ cudaError_t CUDARTAPI cudaGraphReleaseUserObject(cudaGraph_t graph, cudaUserObje
     SM_RUNTIME(cudaGraphReleaseUserObject, sm_graph_release(graph, object, count));
 }
 
-/* ---- edges: since CUDA 13 with data, which only cudaGraphNodeGetDependencies knows of --------------------------- */
+/* ---- edges: since CUDA 13 with data, which the functions with PLAIN leave out ------------------------------------ */
 
 #if CUDART_VERSION >= 13000
 #define EDGES(how) , how cudaGraphEdgeData *edges
@@ -145,8 +145,7 @@ cudaError_t CUDARTAPI cudaGraphRemoveDependencies(cudaGraph_t graph, const cudaG
 
 cudaError_t CUDARTAPI cudaStreamUpdateCaptureDependencies(cudaStream_t stream, cudaGraphNode_t *nodes EDGES(const),
                                                           size_t n, unsigned int flags) {
-    PLAIN;
-    SM_RUNTIME(cudaStreamUpdateCaptureDependencies, sm_capture_dependencies(stream, nodes, n, flags));
+    SM_RUNTIME(cudaStreamUpdateCaptureDependencies, sm_capture_dependencies(stream, nodes, DATA, n, flags));
 }
 
 #if CUDART_VERSION >= 12030

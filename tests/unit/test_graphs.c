@@ -596,6 +596,33 @@ TEST(a_stream_goes_on_behind_programmatic_launches)
     }
 }
 
+#if CUDART_VERSION >= 13000
+/* The program itself says that the next launch may begin before the newest node ends. The stream is the same, and goes
+   on; only a driver before 12.3 cannot say where it is. */
+TEST(a_stream_goes_on_behind_an_edge_with_data)
+{
+    for (int old = 0; old < 2; old++) {
+        sim_options options = sim_defaults();
+        if (old) options.driver_version = 12020;
+        begin_with(options);
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_for(3);
+        cudaGraphEdgeData early = {.from_port = 1, .type = 1}; /* programmatic */
+        capture_begin(s);
+        void *other = get_block(pool, s, 1), *p = pass(pool, s, 2);
+        cudaGraphNode_t node = launch_chain(s, other);
+        OK(cudaStreamUpdateCaptureDependencies(s, &node, &early, 1, cudaStreamSetCaptureDependencies));
+        EXPECT_EQ(pass(pool, s, 4) == p, !old);
+        OK(galloc_free(other, s));
+        cudaGraph_t graph = capture_end(s);
+        OK(cudaGraphDestroy(graph));
+        expect_room(pool, 3);
+        pool_end(pool);
+        finish();
+    }
+}
+#endif
+
 /* Two branches that begin behind programmatic launches: what one frees is no memory for the other. */
 TEST(branches_behind_programmatic_launches_share_nothing)
 {
