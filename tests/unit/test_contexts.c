@@ -1937,4 +1937,25 @@ TEST(nothing_is_unmarked_after_a_reset)
     finish();
 }
 
+/* Nor is anything left to wait for: the work has ended with the context. */
+TEST(memory_freed_before_a_reset_needs_no_wait)
+{
+    begin_still();
+    galloc_config config = config_limit(MIB(4));
+    config.wait_limit_ms = 0;
+    config.lane_bytes = 0; /* no call confirms the frees in the cache of a stream that has ended */
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *p = get_used(pool, MIB(4), s, 1);
+    OK(galloc_free(p, s));
+    OK(cudaDeviceReset());
+    OK(cudaSetDevice(0));
+    s = stream_new();
+    p = get_used(pool, MIB(4), s, 2);
+    OK(galloc_free(p, s));
+    EXPECT_EQ(stats_of(pool).waits, 0);
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

@@ -716,6 +716,42 @@ TEST(a_wide_place_is_known_by_all_of_its_nodes)
     finish();
 }
 
+/* Without host memory the nodes of a place are read in part, and those may be the same at another one. */
+TEST(a_place_that_was_read_in_part_is_not_known_again)
+{
+    enum { NODES = 600, READ = 512 };
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_for(3);
+    cudaGraphNode_t one[NODES], two[NODES];
+    cudaGraph_t graph = NULL;
+    OK(cudaGraphCreate(&graph, 0));
+    capture_into(graph, s, NULL, 0);
+    void *p = get_block(pool, s, 1);
+    for (int i = 0; i < NODES; i++) OK(cudaGraphAddEmptyNode(&one[i], graph, NULL, 0));
+    memcpy(two, one, sizeof two);
+    for (int i = READ; i < NODES; i++) OK(cudaGraphAddEmptyNode(&two[i], graph, NULL, 0));
+    one[NODES - 1] = last_node(graph);
+    OK(cudaStreamUpdateCaptureDependencies(s, one, PLAIN_EDGES NODES, cudaStreamSetCaptureDependencies));
+    sim_fail_malloc(1, 0);
+    OK(galloc_free(p, s));
+    EXPECT_EQ(sim_failed_mallocs(), 1);
+    OK(cudaStreamUpdateCaptureDependencies(s, two, PLAIN_EDGES NODES, cudaStreamSetCaptureDependencies));
+    sim_fail_malloc(1, 0);
+    EXPECT(pass(pool, s, 2) != p);
+    EXPECT(sim_failed_mallocs() > 0);
+    sim_fail_clear();
+    OK(cudaStreamUpdateCaptureDependencies(s, one, PLAIN_EDGES NODES, cudaStreamAddCaptureDependencies));
+    (void)capture_end(s);
+    cudaGraphExec_t exec = instance(graph);
+    OK(cudaGraphLaunch(exec, t));
+    OK(cudaStreamSynchronize(t));
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    finish();
+}
+
 /* Of the two nodes of a place one is near and the other is far behind. */
 TEST(a_stream_goes_on_behind_a_near_and_a_far_node)
 {
