@@ -1149,6 +1149,23 @@ TEST(a_large_block_in_a_cache_serves_other_sizes)
     finish();
 }
 
+/* Nor does it matter whether the pool had the block at hand for it, or made it. */
+TEST(a_large_block_that_a_miss_has_found_enters_the_cache)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    OK(galloc_pool_reserve(pool, MIB(64)));
+    warm(pool, KIB(4), s);
+    void *p = get(pool, MIB(40), s);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(64)); /* else it was not at hand */
+    OK(galloc_free(p, s));
+    EXPECT_EQ(kept_of(pool, s).bytes, MIB(40));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* A large block that has left the cache changes nothing of its bound. */
 TEST(a_cache_has_its_bound_after_a_large_block_was_in_it)
 {
