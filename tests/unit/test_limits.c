@@ -1041,6 +1041,26 @@ TEST(without_growth_pages_have_at_most_256_mib)
     finish();
 }
 
+/* Pages grow with the heap: up to a half of what may still be created within the overhead. */
+TEST(a_large_heap_has_large_pages)
+{
+    enum { BLOCKS = 4096 };
+    static void *p[BLOCKS];
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.overhead = 0.05;
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < BLOCKS; i++) p[i] = get(pool, MIB(1), s);
+    galloc_stats stats = stats_of(pool);
+    size_t large = 0;
+    for (int i = inside_page_class(MIB(64)); i < GALLOC_PAGE_SIZES; i++) large += stats.pages[i].bytes;
+    EXPECT(large >= GIB(1));
+    for (int i = 0; i < BLOCKS; i++) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    finish();
+}
+
 /* Under a limit every page counts: a heap of much less than 4 GiB has none above 2 MiB. */
 TEST(under_a_limit_pages_are_small)
 {
