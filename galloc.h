@@ -2723,7 +2723,7 @@ typedef struct gai_block {
     void *lent;                      /* read without a lock, also by calls that come too late */
     uintptr_t addr;
     size_t bytes;
-    uint64_t requested;              /* in a stream cache: of its last use */
+    uint64_t requested;              /* used; in a stream cache: of its last use */
     uint64_t tag;                    /* the program's 32 bits, and GAI_CACHED to GAI_STACK_SHIFT */
     uint64_t life; /* used: of the stream state that it was given to, or that freed it onto a cache bin */
     gai_stream *stream;                  /* used: of the stream that it was given to. An allocation and a free
@@ -4027,10 +4027,10 @@ static size_t gai_set_largest(const gai_set *set)
 
 #define GAI_MARKS_MAX 16 /* a longer list is coarsened: one mark per stream state over all bytes that its marks span */
 
+/* The caller puts the mark into a list: `next` is not set. */
 static gai_mark *gai_mark_new(galloc_pool *pool, gai_stream *stream, uint64_t epoch, uintptr_t begin, uintptr_t end)
 {
     gai_mark *mark = (gai_mark *)gai_slab_take(&pool->marks);
-    mark->next = NULL;
     mark->stream = stream;
     mark->epoch = epoch;
     mark->begin = begin;
@@ -5769,7 +5769,6 @@ static GAI_INLINE gai_block *gai_block_take_first(galloc_pool *pool, gai_block *
 /* Removes a block from the program; it is in no set yet. */
 static void gai_block_untake(galloc_pool *pool, gai_block *block)
 {
-    block->requested = 0;
     block->tag = 0;
     block->room = 0;
     pool->marks.promised -= GAI_FREE_MARKS;
@@ -7627,7 +7626,6 @@ static void gai_stream_read(const galloc_pool *pool, gai_stream *stream, galloc_
 {
     gai_cache *cache = &stream->cache;
     size_t in_cache;
-    memset(stats, 0, sizeof *stats);
     stats->stream_id = stream->stream_id;
     stats->context_id = stream->context_id;
     gai_latch_on(&cache->latch);
