@@ -1592,6 +1592,29 @@ TEST(a_sticky_error_of_the_wait_for_a_growth_closes_the_pool)
     finish();
 }
 
+/* The same where a request is to have what T freed. */
+TEST(a_sticky_error_of_the_wait_for_a_request_closes_the_pool)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_config config = config_limit(MIB(8));
+    config.stream_check = 0;
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < 5; i++) OK(galloc_free(get(pool, 4096, u), u));
+    void *q = get(pool, KIB(100), t), *p = get_used(pool, MIB(6), t, 1), *refused = NULL;
+    OK(galloc_free(p, t));
+    OK(galloc_free(q, t)); /* an event of T is recorded */
+    sim_fail("cuStreamWaitEvent", 1, 0, cudaErrorIllegalAddress);
+    FAILS(galloc_pool_malloc(pool, &p, MIB(6), s), cudaErrorIllegalAddress);
+    EXPECT_EQ(sim_failed(), 1);
+    FAILS(galloc_pool_malloc(pool, &refused, 4096, u), cudaErrorIllegalAddress);
+    EXPECT(strstr(galloc_last_message(), "refuses requests after") != NULL);
+    OK(cudaDeviceReset());
+    (void)cudaGetLastError();
+    pool_end(pool);
+    finish();
+}
+
 static CUcontext refusing; /* returns `refused_with` from the next cuMemCreate on */
 static int refused_with;
 

@@ -191,6 +191,27 @@ TEST(moves_that_go_on_buy_overhead)
     finish();
 }
 
+/* What is held beyond the peak has been paid for, here 12 % that T still uses: one more is bought. */
+TEST(overhead_is_bought_on_top_of_what_is_held)
+{
+    galloc_config config = heuristic();
+    galloc_decision list[GALLOC_DECISIONS];
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    config.overhead = 0;
+    config.reuse = GALLOC_REUSE_COMPLETED;
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_free(get_used(pool, MIB(512), t, 1), t));
+    shuffle(pool, s, 2048);
+    EXPECT(decisions_of(pool, list) >= 1);
+    EXPECT_EQ(list[0].held, GIB(4) + MIB(512));
+    EXPECT(list[0].overhead == 0.13);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* A decision about the overhead leaves alone how pages grow. */
 TEST(overhead_is_bought_without_another_growth)
 {

@@ -1622,7 +1622,8 @@ static void make_meanwhile(const char *function)
 
 TEST(a_default_pool_that_comes_second_leaves_nothing)
 {
-    static const char *const confs[] = {"", "backend:cudaMalloc", "backend:cudaMallocAsync", "like:pytorch"};
+    static const char *const confs[] = {"", "backend:cudaMalloc", "backend:cudaMallocAsync", "like:pytorch",
+                                        "history:100"};
     for (size_t i = 0; i < sizeof confs / sizeof confs[0]; i++) {
         galloc_pool *pool = NULL;
         begin();

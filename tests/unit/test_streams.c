@@ -1331,6 +1331,28 @@ TEST(a_stream_that_freed_what_another_was_given_is_not_forgotten)
     finish();
 }
 
+/* The pool forgets a stream that this thread has just called with: what it frees there is free memory all the same. */
+TEST(a_free_on_a_stream_that_was_forgotten_reaches_the_pool)
+{
+    const int MANY = (int)inside_streams_kept() + 8;
+    begin();
+    cudaStream_t many[MANY], a = stream_new(), n = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *held[MANY], *p = get(pool, KIB(16), n);
+    for (int i = 0; i < MANY; i++) held[i] = get(pool, 1000, many[i] = stream_new());
+    OK(galloc_free(get(pool, KIB(16), a), n));
+    unsigned long long id = stream_id(a);
+    OK(galloc_pool_reserve(pool, MIB(64))); /* not served at once: what holds nothing is forgotten after it */
+    EXPECT(!inside_stream_of(pool, id).known);
+    OK(galloc_free(p, a));
+    EXPECT_EQ(stats_of(pool).blocks.current, MANY);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    for (int i = 0; i < MANY; i++) OK(galloc_free(held[i], many[i]));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    finish();
+}
+
 /* What galloc remembers of streams that nobody retired does not grow for ever. */
 TEST(forgotten_streams_do_not_pile_up)
 {
