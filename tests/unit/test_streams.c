@@ -1331,6 +1331,30 @@ TEST(a_stream_that_freed_what_another_was_given_is_not_forgotten)
     finish();
 }
 
+/* A wait that is limited asks again and again, but leaves the processor to others in between. */
+TEST(a_limited_wait_does_not_ask_without_a_pause)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_limit(MIB(16));
+    config.wait_limit_ms = 30;
+    config.reuse = COMPLETED;
+    galloc_pool *pool = pool_new(&config);
+    void *used[4];
+    OK(galloc_free(get(pool, 512, s), s));
+    OK(galloc_pool_trim(pool, 0, NULL));
+    for (int i = 0; i < 4; i++) used[i] = get_used(pool, MIB(4), t, 1);
+    for (int i = 0; i < 4; i++) OK(galloc_free(used[i], t)); /* events are recorded */
+    long before = sim_calls("cuEventQuery");
+    void *p = NULL;
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(6), s), cudaErrorMemoryAllocation);
+    EXPECT(sim_calls("cuEventQuery") > before);
+    EXPECT(sim_calls("cuEventQuery") - before < 300); /* some at once, then one in a millisecond */
+    sim_run(-1);
+    pool_end(pool);
+    finish();
+}
+
 /* The pool forgets a stream that this thread has just called with: what it frees there is free memory all the same. */
 TEST(a_free_on_a_stream_that_was_forgotten_reaches_the_pool)
 {
