@@ -233,25 +233,6 @@ TEST(overhead_is_bought_without_another_growth)
     finish();
 }
 
-/* What is held already costs nothing more: 1/8 above the peak of what is live. */
-TEST(overhead_is_bought_from_what_is_held_on)
-{
-    galloc_config config = heuristic();
-    galloc_decision list[GALLOC_DECISIONS];
-    begin();
-    cudaStream_t s = stream_new();
-    config.overhead = 0;
-    config.growth = MIB(2);
-    galloc_pool *pool = pool_new(&config);
-    OK(galloc_pool_reserve(pool, MIB(2 * 2048 + 512)));
-    shuffle(pool, s, 2048);
-    EXPECT_EQ(stats_of(pool).reserved.peak, MIB(2 * 2048 + 512));
-    if (EXPECT(decisions_of(pool, list) > 0)) EXPECT(list[0].overhead > 0.125 && list[0].overhead < 0.14);
-    pool_end(pool);
-    stream_end(s);
-    finish();
-}
-
 /* Under a limit that would soon put an end to it, no overhead is bought: live are 5/6 of the limit. */
 TEST(no_overhead_is_bought_where_a_limit_leaves_no_room)
 {
