@@ -84,9 +84,8 @@
      retired: galloc could take a reused handle for the old stream and not wait for the new stream's work. While a
      context is destroyed or a device is reset, no other thread may be inside a galloc call that may use it. The work of
      a green context goes on after its end: what was freed on streams of a context that has ended is reused only after
-     a wait for the device (when memory runs out, galloc_pool_trim). A reset of the pool's device needs no such wait,
-     but for the blocks freed last (at most 64 for each stream).
-     Programmatic dependent launch orders less than a stream does: end such a chain before you free what it uses.
+     a wait for the device (when memory runs out, galloc_pool_trim). A reset of the pool's device needs none, but for
+     the last 64 frees of a stream. Programmatic dependent launch orders less: end its chain before you free its memory.
 
    ON MEMORY
      A pool keeps freed memory for later requests and gives it back only as ON LIMITS AND COLLECTION says. Sizes are
