@@ -338,6 +338,7 @@ static void inside_spoil_blocks(inside_words *words, gai_segment *segment)
         if (gai_block_is_free(block)) WORD(words, block->lent, 16);
         if (gai_block_is_free(block)) WORD(words, block->column, 1);
         if (gai_block_is_free(block)) WORD(words, block->older, 16);
+        if (block->kind == GAI_HOLE && block->prev_bin) WORD(words, block->prev_bin, 16);
         for (mark = block->marks; mark; mark = mark->next) WORD(words, mark->begin, FAR);
     }
 }

@@ -2780,4 +2780,97 @@ TEST(random_captures_launches_and_ends)
     }
 }
 
+/* What is freed where a captured stream has joined three others serves a stream that comes after it. */
+TEST(memory_freed_where_streams_join_serves_who_comes_after)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new(), others[3];
+    cudaGraph_t graph;
+    galloc_pool *pool = pool_limited(MIB(64));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    void *p = get_used(pool, MIB(4), s, 1);
+    for (int i = 0; i < 3; i++) {
+        others[i] = stream_new();
+        order(s, others[i]);
+        look(others[i], p, MIB(4), 1);
+        order(others[i], s);
+    }
+    OK(galloc_free(p, s));
+    order(s, t);
+    void *q = get(pool, MIB(4), t);
+    EXPECT(p == q);
+    OK(galloc_free(q, t));
+    order(t, s);
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    finish();
+}
+
+/* A stream that follows an earlier place of another one has what was freed there, not what was freed later. */
+TEST(memory_freed_at_an_earlier_place_serves_who_follows_that)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    cudaGraph_t graph;
+    galloc_pool *pool = pool_limited(MIB(64));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    void *early = get_used(pool, MIB(4), s, 1), *between = get_used(pool, MIB(2), s, 2);
+    void *late = get_used(pool, MIB(4), s, 3);
+    OK(galloc_free(early, s));
+    order(s, t);
+    put(s, between, MIB(2), 2);
+    OK(galloc_free(late, s));
+    void *q = get(pool, MIB(4), t);
+    EXPECT(q == early);
+    OK(galloc_free(q, t));
+    order(t, s);
+    OK(galloc_free(between, s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    finish();
+}
+
+/* throw_on_cudamalloc_oom leaves out the steps that wait or give memory back. Following the graph's order does neither. */
+TEST(a_request_that_is_not_to_wait_follows_the_graph)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    cudaGraph_t graph;
+    galloc_config config = config_limit(MIB(4));
+    config.throw_on_cudamalloc_oom = 1;
+    galloc_pool *pool = pool_new(&config);
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    void *p = get_used(pool, MIB(4), s, 1);
+    OK(galloc_free(p, s));
+    order(s, t);
+    void *q = get(pool, MIB(4), t);
+    EXPECT(q == p);
+    OK(galloc_free(q, t));
+    order(t, s);
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    finish();
+}
+
+/* A pool ends although a graph exists in whose capture it was asked in vain: the graph owns nothing of it. */
+TEST(a_graph_without_memory_of_a_pool_does_not_keep_the_pool)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    cudaGraph_t graph;
+    galloc_pool *pool = pool_limited(MIB(2));
+    void *p = get(pool, MIB(2), s), *q = NULL;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(1), s), cudaErrorMemoryAllocation);
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(galloc_free(p, s));
+    EXPECT_EQ(stats_of(pool).graph_bytes, 0);
+    pool_end(pool);
+    OK(cudaGraphDestroy(graph));
+    finish();
+}
+
 TEST_MAIN()

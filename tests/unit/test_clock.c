@@ -62,4 +62,30 @@ TEST(the_times_of_an_overwritten_history_are_times_of_day)
     finish();
 }
 
+/* What lies between two snapshots has its time there, not a share of the time since the history began. */
+TEST(the_times_between_later_snapshots_are_right)
+{
+    galloc_config config = config_limit(GIB(1));
+    uint64_t from, to, at[2] = {0};
+    int n = 0;
+    begin();
+    config.history = 100;
+    galloc_pool *pool = pool_new(&config);
+    usleep(60000);
+    from = inside_clock();
+    OK(galloc_free(get(pool, 1000, NULL), NULL));
+    value_free(snapshot(pool, GALLOC_SNAPSHOT_JSON));
+    OK(galloc_free(get(pool, 1000, NULL), NULL));
+    to = inside_clock();
+    usleep(60000);
+    value *v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    for (const value *e = events_of(v)->first; e; e = e->next)
+        if (!strcmp(text_of(e, "action"), "alloc") && n < 2) at[n++] = number_of(e, "time_us");
+    EXPECT_EQ(n, 2);
+    EXPECT(at[1] - at[0] <= (to - from) / 1000 + 1000);
+    value_free(v);
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

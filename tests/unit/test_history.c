@@ -1056,4 +1056,44 @@ TEST(histories_beside_threads)
     finish();
 }
 
+/* With a history, blocks that wait for other streams are not active in PyTorch's words, nor are their bytes. */
+TEST(active_bytes_are_those_of_active_blocks)
+{
+    begin_still();
+    galloc_config config = config_limit(MIB(64));
+    config.history = 10;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s[2] = {stream_new(), stream_new()};
+    void *p = get_used(pool, MIB(2), s[0], 1), *q = get(pool, MIB(2), s[1]);
+    OK(galloc_free_after(p, s, 2));
+    value *v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    for (const value *g = value_of(v, "segments")->first; g; g = g->next) {
+        uint64_t active = 0;
+        for (const value *b = value_of(g, "blocks")->first; b; b = b->next)
+            if (!strncmp(text_of(b, "state"), "active", 6)) active += number_of(b, "size");
+        EXPECT_EQ(number_of(g, "active_size"), active);
+    }
+    value_free(v);
+    OK(galloc_free(q, s[1]));
+    pool_end(pool);
+    finish();
+}
+
+TEST(a_backslash_is_the_same_in_both_formats)
+{
+    begin();
+    galloc_config config = config_limit(MIB(64));
+    config.history = 10;
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_annotate("a\\b\\"));
+    for (int format = 0; format < 2; format++) {
+        value *v = snapshot(pool, format);
+        const value *e = v ? event_named(v, "annotate") : NULL;
+        EXPECT(e && !strcmp(text_of(e, "user_metadata"), "a\\b\\"));
+        if (v) value_free(v);
+    }
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

@@ -2891,4 +2891,25 @@ TEST(what_a_reset_took_from_another_pool_is_found_in_time)
     }
 }
 
+/* Blocks without room have not shrunk, however far their requests were rounded. */
+TEST(blocks_that_were_rounded_have_not_shrunk)
+{
+    begin();
+    galloc_config config = config_limit(MIB(32));
+    galloc_report report;
+    char text[GALLOC_REPORT_TEXT];
+    void *q = NULL;
+    for (int i = 0; i < GALLOC_DIVISIONS; i++) config.roundup_power2_divisions[i] = 2;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(17), NULL);
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(12), NULL), cudaErrorMemoryAllocation);
+    OK(galloc_oom_report(&report));
+    EXPECT_EQ(report.shrunk, 0);
+    OK(galloc_report_text(&report, text, sizeof text));
+    EXPECT(!strstr(text, "have shrunk"));
+    OK(galloc_free(p, NULL));
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

@@ -1932,4 +1932,23 @@ TEST(a_cache_is_bounded_by_the_device)
     finish();
 }
 
+/* With several streams a stream cache takes no block while it holds more than lane_bytes. */
+TEST(lane_bytes_bound_each_of_several_caches)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    config.lane_bytes = KIB(64);
+    galloc_pool *pool = pool_new(&config);
+    void *p[60], *q = get(pool, 512, t);
+    for (int i = 0; i < 60; i++) p[i] = get(pool, KIB(16), s);
+    for (int i = 0; i < 60; i++) {
+        OK(galloc_free(p[i], s));
+        EXPECT(inside_stream_of(pool, stream_id(s)).bytes <= KIB(64 + 16));
+    }
+    OK(galloc_free(q, t));
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

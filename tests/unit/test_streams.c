@@ -2725,4 +2725,62 @@ TEST(rests_of_cut_blocks_do_not_hide_older_blocks_whose_work_is_done)
     finish();
 }
 
+static void hand_over(galloc_pool *pool, cudaStream_t s, cudaStream_t t, int times)
+{
+    for (int i = 0; i < times; i++) {
+        void *p = get_used(pool, MIB(8), s, 1 + (uint64_t)i);
+        OK(galloc_free(p, s));
+        p = get_used(pool, MIB(8), t, 100 + (uint64_t)i);
+        OK(galloc_free(p, t));
+    }
+}
+
+/* The note of a wait may have been another pair of streams' before; a wait is queued for each reuse all the same. */
+TEST(new_streams_wait_for_each_other_from_the_start)
+{
+    begin_still();
+    galloc_pool *pool = pool_limited(MIB(8));
+    cudaStream_t s = stream_new(), t = stream_new();
+    hand_over(pool, s, t, 10);
+    OK(cudaDeviceSynchronize());
+    OK(galloc_stream_retire(s));
+    OK(galloc_stream_retire(t));
+    stream_end(s);
+    stream_end(t);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    s = stream_new();
+    t = stream_new();
+    uint64_t before = stats_of(pool).waits;
+    hand_over(pool, s, t, 5);
+    EXPECT(stats_of(pool).waits > before);
+    pool_end(pool);
+    finish();
+}
+
+/* With a wait_limit_ms, not even a request that grows the pool waits for the device to forget abandoned streams. */
+TEST(a_limited_request_does_not_wait_for_abandoned_streams)
+{
+    begin_still();
+    galloc_config config = config_limit(GIB(1));
+    config.wait_limit_ms = 0;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t work = stream_new();
+    void *x = get(pool, MIB(1), work);
+    for (int i = 0; i < 1200; i++) {
+        cudaStream_t s = stream_new();
+        void *p = get_used(pool, 512, s, 1);
+        put(work, x, MIB(1), 3);
+        OK(galloc_free(p, s));
+        stream_end(s);
+    }
+    long fences = sim_calls("cuMemHostAlloc"), blocking = sim_blocking_calls();
+    void *q = get(pool, MIB(64), work);
+    EXPECT_EQ(sim_calls("cuMemHostAlloc"), fences);
+    EXPECT_EQ(sim_blocking_calls(), blocking);
+    OK(galloc_free(q, work));
+    OK(galloc_free(x, work));
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()
