@@ -37,7 +37,7 @@
                                                         both. Called with locks held: they call neither galloc nor CUDA
      GALLOC_LOG(text)     stderr implementation         Gets each log line, no lock held; at run time: galloc_set_log
      GALLOC_CLOCK()       system implementation         Nanoseconds (uint64_t) of a clock that never goes back
-     GALLOC_ASSERT(c)     none   implementation         Internal checks; they cost nothing when it is not defined
+     GALLOC_ASSERT(c)     none   implementation         Internal checks; none if undefined. Ends the program if c is 0
      GALLOC_NVTX          off    implementation         compute-sanitizer learns of each block: docs/nvtx.md
 
    STEP BY STEP
@@ -84,8 +84,8 @@
      retired: galloc could take a reused handle for the old stream and not wait for the new stream's work. While a
      context is destroyed or a device is reset, no other thread may be inside a galloc call that may use it. The work of
      a green context goes on after its end: what was freed on streams of a context that has ended is reused only after
-     a wait for the device (when memory runs out, galloc_pool_trim). A reset of the pool's device needs none, but for
-     the last 64 frees of a stream. Programmatic dependent launch orders less: end its chain before you free its memory.
+     a wait for the device (when memory runs out, galloc_pool_trim). After a reset at most 64 frees of a stream need it.
+     Programmatic dependent launch orders less than a stream does: end such a chain before you free what it uses.
 
    ON MEMORY
      A pool keeps freed memory for later requests and gives it back only as ON LIMITS AND COLLECTION says. Sizes are
@@ -3013,7 +3013,7 @@ struct galloc_graph {
 /* done < epoch;  freed, handed <= epoch;  done < recorded->epoch < recorded->next->epoch < ... < epoch
    newest: the last of `recorded`;  events: how many these are
    epoch > positions->epoch > positions->older->epoch > ... > done;  positions != NULL: capture != NULL
-   uses == marks that name it, in `marks` and `recorded_uses` of blocks of any kind
+   uses == marks that name it, in `marks` and `recorded_uses` of blocks of any kind;  kept == NULL, but in a coarsening
    (capture_id == GAI_UNKNOWN_STREAMS) == (this is pool->unknown_streams);  plain: capture_id == 0, capture == NULL
    Captured, or the unknown streams: asked != 0, so its stream cache is closed and empty;  due == 0;  recorded == NULL,
    idle == NULL.  Captured: done == 0 while capture != NULL, done + 1 == epoch afterwards: its marks complete when the
@@ -3056,7 +3056,7 @@ struct gai_stream {
     uint64_t blocks; /* used ones that the pool gave to it, those in stream caches among them; read without a lock */
     uint64_t busy_frees;      /* with the stream cache's: frees since it last held nothing; read without a lock */
     size_t stranded;     /* its bytes in a report under construction that the asking stream may not have */
-    gai_mark *kept;      /* a list of marks is being coarsened: the stream state's first one; else NULL */
+    gai_mark *kept;      /* gai_marks_coarsen: its mark in the list */
     size_t events;
     gai_event *recorded; /* in order of epoch */
     gai_event *newest;   /* NULL: none is recorded */
@@ -4147,14 +4147,13 @@ static void gai_marks_trim(galloc_pool *pool, gai_mark **list)
     if (gai_marks_count(*list) > GAI_MARKS_MAX) gai_marks_coarsen(pool, *list);
 }
 
-/* gai_marks_meet of two lists that together are too long, in time in proportion to their length. */
+/* gai_marks_meet of two lists that together are too long: gai_marks_trim shortens them once, whatever their length. */
 GAI_APART
-static gai_mark *gai_marks_meet_many(galloc_pool *pool, gai_mark *left, gai_mark *right)
+static gai_mark *gai_marks_chain(gai_mark *left, gai_mark *right)
 {
     gai_mark *all = left;
     while (left->next) left = left->next;
     left->next = right;
-    gai_marks_trim(pool, &all);
     return all;
 }
 
@@ -4168,7 +4167,7 @@ static GAI_INLINE gai_mark *gai_marks_meet(galloc_pool *pool, gai_mark *left, ga
         gai_mark_end(pool, right);
         return left;
     }
-    if (gai_marks_count(left) + gai_marks_count(right) > GAI_MARKS_MAX) return gai_marks_meet_many(pool, left, right);
+    if (gai_marks_count(left) + gai_marks_count(right) > GAI_MARKS_MAX) return gai_marks_chain(left, right);
     while (right) {
         gai_mark *next = right->next;
         gai_marks_add(pool, &left, right);
@@ -16057,7 +16056,7 @@ static int gai_check_stream(galloc_pool *pool, const gai_stream *stream, gai_cen
         newest = event;
         events++;
     }
-    broken += newest != stream->newest || events != stream->events;
+    broken += newest != stream->newest || events != stream->events || stream->kept;
     for (event = stream->idle; event; event = event->next) events++;
     census->found.events += events;
     census->busy |= stream->busy != 0;

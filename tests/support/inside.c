@@ -95,15 +95,18 @@ static int inside_lock_is_last(const pthread_mutex_t *mutex)
 
 static void inside_check_lock(const pthread_mutex_t *mutex)
 {
-    int i, pages = inside_lock_is_of_pool(mutex, offsetof(struct galloc_pool, paging));
+    const size_t lock = offsetof(struct galloc_pool, lock), paging = offsetof(struct galloc_pool, paging);
+    const size_t recording = offsetof(struct galloc_pool, recording);
+    int i, pages = inside_lock_is_of_pool(mutex, paging), records = inside_lock_is_of_pool(mutex, recording);
     inside_lock_is(inside_held.count < INSIDE_HELD, "few are held at a time");
     for (i = 0; i < inside_held.count; i++) {
         const pthread_mutex_t *held = inside_held.locks[i];
         inside_lock_is(held != mutex, "none is taken twice");
         inside_lock_is(!inside_lock_is_last(held), "none is taken after one of the last");
         inside_lock_is(mutex != &gai_locks.global, "the global one is the first");
-        inside_lock_is(!pages || !inside_lock_is_of_pool(held, offsetof(struct galloc_pool, lock)),
-                       "the one of paging comes before the pool's");
+        inside_lock_is(!(pages || records) || !inside_lock_is_of_pool(held, lock), "the pool's comes after the others");
+        inside_lock_is(!pages || !inside_lock_is_of_pool(held, recording), "paging is not locked while recording is");
+        inside_lock_is(!records || !inside_lock_is_of_pool(held, paging), "recording is not locked while paging is");
     }
 }
 
@@ -131,7 +134,7 @@ static int __attribute__((unused)) inside_lock(pthread_mutex_t *mutex)
 static int __attribute__((unused)) inside_try(pthread_mutex_t *mutex)
 {
     int result = (pthread_mutex_trylock)(mutex);
-    inside_lock_is(inside_held.count < INSIDE_HELD, "few are held at a time");
+    inside_lock_is(result || inside_held.count < INSIDE_HELD, "few are held at a time");
     if (!result) inside_held.locks[inside_held.count++] = mutex;
     return result;
 }
@@ -336,10 +339,14 @@ static void inside_spoil_blocks(inside_words *words, gai_segment *segment)
         if (block->kind == GAI_USED && !segment->pool->variant.check_block) WORD(words, block->slot, 1);
         if (gai_block_is_free(block)) WORD(words, block->room, GAI_UNIT);
         if (gai_block_is_free(block)) WORD(words, block->lent, 16);
+        if (gai_block_is_free(block)) WORD(words, block->row, 1);
         if (gai_block_is_free(block)) WORD(words, block->column, 1);
+        if (block->kind == GAI_USED && block->prev) WORD(words, block->prev, 16);
+        if (block->kind == GAI_USED && block->stream && block->stream->capture) WORD(words, block->tag, GAI_SPECIAL);
         if (gai_block_is_free(block)) WORD(words, block->older, 16);
         if (block->kind == GAI_HOLE && block->prev_bin) WORD(words, block->prev_bin, 16);
         for (mark = block->marks; mark; mark = mark->next) WORD(words, mark->begin, FAR);
+        for (mark = block->marks; mark; mark = mark->next) WORD(words, mark->end, FAR);
     }
 }
 
@@ -351,6 +358,7 @@ static void inside_spoil_mappings(inside_words *words, galloc_pool *pool)
         if (!mapping) continue;
         WORD(words, mapping->bytes, GAI_UNIT);
         WORD(words, mapping->rank, 1);
+        if (rank + 1 < pool->ranks.used && pool->ranks.at[rank + 1]) WORD(words, mapping->number, FAR);
         WORD(words, mapping->page->mappings, 1);
         WORD(words, mapping->page->bytes, GAI_UNIT);
         if (mapping->block) WORD(words, mapping->page->taken, 1);
@@ -381,6 +389,7 @@ static void inside_spoil_stream(inside_words *words, gai_stream *stream)
     WORD(words, stream->events, 1);
     WORD(words, stream->newest, 16);
     WORD(words, stream->uses, 1);
+    WORD(words, stream->kept, 16);
     WORD(words, stream->free.stream, 16);
     WORD(words, stream->capture_id, FAR);
     if (stream->cache.open) WORD(words, stream->key, 1);
@@ -394,6 +403,7 @@ static void inside_spoil_stream(inside_words *words, gai_stream *stream)
     WORD(words, cache->unconfirmed_bytes, GAI_UNIT);
     WORD(words, cache->alone, FAR);
     WORD(words, cache->seen, FAR);
+    if (cache->mallocs) WORD(words, cache->serves, ~(uint64_t)0);
     if (!(cache->large & ~FAR)) WORD(words, cache->large, FAR);
     for (i = 0; i < GAI_CACHE_BINS; i += 9) WORD(words, cache->filled, (uint64_t)1 << i);
     inside_spoil_cached(words, cache->unconfirmed);

@@ -250,6 +250,20 @@ static UNUSED void expect_healthy(galloc_pool *pool, int alone)
     if (alone) EXPECT_EQ(s.reserved.current, sim_physical(0));
 }
 
+/* Spoils each word in turn that the check compares: it says so, and nothing any more once the word is right again. */
+static UNUSED void expect_the_check_sees_all(galloc_pool *pool)
+{
+    const char *name;
+    int which = 0;
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    for (; (name = inside_spoil(pool, which)) != NULL; which++) {
+        if (!EXPECT(galloc_pool_check(pool) > 0)) printf("  %s\n", name);
+        (void)inside_spoil(pool, which);
+        if (!EXPECT_EQ(galloc_pool_check(pool), 0)) printf("  %s\n", name);
+    }
+    EXPECT(which > 50);
+}
+
 static UNUSED void pool_end(galloc_pool *pool)
 {
     EXPECT_EQ(galloc_pool_check(pool), 0);

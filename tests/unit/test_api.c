@@ -902,20 +902,6 @@ TEST(the_check_sees_epochs_that_run_ahead)
     finish();
 }
 
-/* Spoils each word in turn that the check compares: it says so, and nothing any more once the word is right again. */
-static void expect_the_check_sees_all(galloc_pool *pool)
-{
-    const char *name;
-    int which = 0;
-    EXPECT_EQ(galloc_pool_check(pool), 0);
-    for (; (name = inside_spoil(pool, which)) != NULL; which++) {
-        if (!EXPECT(galloc_pool_check(pool) > 0)) printf("  %s\n", name);
-        (void)inside_spoil(pool, which);
-        if (!EXPECT_EQ(galloc_pool_check(pool), 0)) printf("  %s\n", name);
-    }
-    EXPECT(which > 50);
-}
-
 TEST(the_check_sees_each_word_of_a_pool)
 {
     begin_still();
@@ -967,27 +953,6 @@ TEST(the_check_sees_each_word_of_a_wait)
     expect_the_check_sees_all(pool);
     OK(galloc_free(p, t));
     pool_end(pool);
-    finish();
-}
-
-TEST(the_check_sees_each_word_of_other_pools)
-{
-    begin_still();
-    const char *texts[] = {"like:pytorch", "strategy:pooled", "debug:guards+poison+quarantine",
-                           "expandable_segments:False", "backend:cudaMallocAsync"};
-    cudaStream_t s = stream_new(), t = stream_new();
-    for (size_t n = 0; n < sizeof texts / sizeof *texts; n++) {
-        galloc_config config = galloc_config_default();
-        void *p[8];
-        OK(galloc_config_parse(&config, texts[n], NULL, 0));
-        galloc_pool *pool = pool_new(&config);
-        for (int i = 0; i < 8; i++) p[i] = get_used(pool, i < 4 ? MIB(3) : KIB(3), i % 2 ? t : s, 1);
-        for (int i = 0; i < 6; i++) OK(galloc_free(p[i], i % 2 ? t : s));
-        expect_the_check_sees_all(pool);
-        OK(galloc_free(p[6], s));
-        OK(galloc_free(p[7], t));
-        pool_end(pool);
-    }
     finish();
 }
 

@@ -1971,4 +1971,25 @@ TEST(the_drivers_pool_goes_with_the_next_attempt)
     finish();
 }
 
+TEST(the_check_sees_each_word_of_other_pools)
+{
+    begin_still();
+    const char *texts[] = {"like:pytorch", "strategy:pooled", "debug:guards+poison+quarantine",
+                           "expandable_segments:False", "backend:cudaMallocAsync"};
+    cudaStream_t s = stream_new(), t = stream_new();
+    for (size_t n = 0; n < sizeof texts / sizeof *texts; n++) {
+        galloc_config config = galloc_config_default();
+        void *p[8];
+        OK(galloc_config_parse(&config, texts[n], NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        for (int i = 0; i < 8; i++) p[i] = get_used(pool, i < 4 ? MIB(3) : KIB(3), i % 2 ? t : s, 1);
+        for (int i = 0; i < 6; i++) OK(galloc_free(p[i], i % 2 ? t : s));
+        expect_the_check_sees_all(pool);
+        OK(galloc_free(p[6], s));
+        OK(galloc_free(p[7], t));
+        pool_end(pool);
+    }
+    finish();
+}
+
 TEST_MAIN()

@@ -2832,7 +2832,7 @@ TEST(memory_freed_at_an_earlier_place_serves_who_follows_that)
     finish();
 }
 
-/* throw_on_cudamalloc_oom leaves out the steps that wait or give memory back. Following the graph's order does neither. */
+/* throw_on_cudamalloc_oom leaves out steps that wait or give memory back. To follow the graph's order does neither. */
 TEST(a_request_that_is_not_to_wait_follows_the_graph)
 {
     begin();
