@@ -1456,7 +1456,7 @@ static int gai_lock_try(gai_lock *lock) { return !pthread_mutex_trylock(lock); }
 #endif
 
 /* For GALLOC_ASSERT: a thread holds the lock. If none does, it is held from then on. */
-#define GAI_HELD(lock) (!gai_lock_try(&(lock)))
+#define GAI_HELD(lock) (!gai_lock_try((gai_lock *)(uintptr_t)&(lock)))
 
 /* Atomic access to pointers and counters that are read without a lock. A pointer is published (release) after the data
    it points to, and loaded with acquire. Who loads what gai_next has made sees what its thread has written before. */
@@ -4473,6 +4473,7 @@ static GAI_INLINE gai_block *gai_block_file_merged(galloc_pool *pool, gai_block 
    that it is part of now. */
 static gai_block *gai_block_file(galloc_pool *pool, gai_block *block, int all)
 {
+    GALLOC_ASSERT(GAI_HELD(pool->lock));
     block->kind = GAI_FREE;
     gai_marks_prune(pool, &block->marks);
     return pool->variant.file ? pool->variant.file(pool, block, all) : gai_block_file_merged(pool, block, all);
@@ -4863,6 +4864,7 @@ static void gai_pool_unlock_caches(galloc_pool *pool)
 static void gai_stats_locked(const galloc_pool *pool, galloc_stats *stats)
 {
     const gai_stream *stream;
+    GALLOC_ASSERT(GAI_HELD(pool->lock));
     memcpy(stats, &pool->stats, offsetof(galloc_stats, driver));
     for (stream = pool->streams; stream; stream = stream->next) {
         const gai_cache *cache = &stream->cache;
@@ -6844,6 +6846,7 @@ static int gai_pool_is_crowded(const galloc_pool *pool)
    another stream from now on. The next free looks for idle ones if many were added. [lock] */
 static void gai_stream_link(galloc_pool *pool, gai_stream *stream)
 {
+    GALLOC_ASSERT(GAI_HELD(pool->lock));
     stream->life = gai_next(&gai_process.lives);
     stream->epoch = 1;
     stream->free.stream = stream;
@@ -9985,6 +9988,7 @@ static gai_block *gai_kept_pop(galloc_pool *pool, int *can)
 {
     gai_guards *guards = &pool->guards;
     gai_block *block = guards->oldest;
+    GALLOC_ASSERT(GAI_HELD(pool->lock));
     *can = gai_slab_need(&pool->marks, GAI_FREE_MARKS);
     pool->marks.promised += GAI_FREE_MARKS;
     guards->oldest = block->next_bin;
@@ -18496,6 +18500,7 @@ static void gai_pool_unlink(galloc_pool *pool)
 /* Returns the settings in effect. [lock] */
 static void gai_pool_read_config(const galloc_pool *pool, galloc_config *config)
 {
+    GALLOC_ASSERT(GAI_HELD(pool->lock));
     gai_lock_on(&gai_locks.budget);
     *config = pool->config;
     gai_lock_off(&gai_locks.budget);
