@@ -1096,4 +1096,52 @@ TEST(a_backslash_is_the_same_in_both_formats)
     finish();
 }
 
+/* A snapshot says how many entries the history may have, however few there are. */
+TEST(a_snapshot_has_the_size_of_the_history)
+{
+    begin();
+    galloc_config config = config_limit(MIB(64));
+    config.history = 1000;
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_free(get(pool, 1000, NULL), NULL));
+    value *v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    EXPECT_EQ(number_of(value_of(v, "allocator_settings"), "trace_alloc_max_entries"), 1000);
+    value_free(v);
+    pool_end(pool);
+    finish();
+}
+
+/* Sixteen kinds of blocks have lines of their own in the text of what is live; the others are counted. */
+TEST(sixteen_kinds_of_live_blocks_are_named)
+{
+    begin();
+    galloc_pool *pool = pool_limited(MIB(64));
+    for (int n = 16; n <= 18; n += 2) {
+        void *p[18];
+        char lines_of[GALLOC_REPORT_TEXT];
+        int lines = 0;
+        for (int i = 0; i < n; i++) p[i] = get(pool, 1000 + 10 * (size_t)i, NULL);
+        OK(galloc_live_text(pool, lines_of, sizeof lines_of));
+        for (const char *at = lines_of; (at = strstr(at, "\n  1 of ")) != NULL; at++) lines++;
+        EXPECT_EQ(lines, 16);
+        EXPECT_EQ(strstr(lines_of, "others, of 2 kinds") != NULL, n == 18);
+        for (int i = 0; i < n; i++) OK(galloc_free(p[i], NULL));
+    }
+    pool_end(pool);
+    finish();
+}
+
+TEST(a_snapshot_has_the_limit_of_splits)
+{
+    begin();
+    galloc_config config = config_fixed();
+    config.max_split_size = MIB(256);
+    galloc_pool *pool = pool_new(&config);
+    value *v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    EXPECT_EQ(number_of(value_of(v, "allocator_settings"), "max_split_size"), MIB(256));
+    value_free(v);
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

@@ -2022,4 +2022,45 @@ TEST(a_group_goes_on_when_earlier_graphs_are_gone)
     finish();
 }
 
+/* With throw_on_cudamalloc_oom, what a stream that is gone has left serves the next one: that waits for nothing. */
+TEST(a_request_that_is_not_to_wait_adopts_a_segment)
+{
+    begin();
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "like:pytorch,throw_on_cudamalloc_oom:True,memory_limit:20M", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *p = get(pool, MIB(4), s);
+    OK(galloc_free(p, s));
+    OK(cudaDeviceSynchronize());
+    OK(galloc_stream_retire(s));
+    stream_end(s);
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+    void *q = get(pool, MIB(4), t);
+    EXPECT(q == p);
+    OK(galloc_free(q, t));
+    pool_end(pool);
+    finish();
+}
+
+/* A block that waits for another stream has been active since it was allocated: it counts once in the totals. */
+TEST(a_block_that_waits_became_active_once)
+{
+    begin_still();
+    galloc_config config = galloc_config_default();
+    galloc_torch_stats now;
+    OK(galloc_config_parse(&config, "like:pytorch", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s[2] = {stream_new(), stream_new()};
+    void *p = get_used(pool, MIB(4), s[0], 1), *q = get_used(pool, 512, s[1], 2);
+    OK(galloc_free_after(p, s, 2));
+    OK(galloc_pool_torch_stats(pool, &now));
+    EXPECT_EQ(now.active.all.current, 2);
+    EXPECT_EQ(now.active.all.total, 2);
+    EXPECT_EQ(now.active_bytes.all.total, now.allocated_bytes.all.total);
+    OK(galloc_free(q, s[1]));
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()
