@@ -16403,7 +16403,7 @@ static int gai_check_pool(galloc_pool *pool)
     broken += outside != pool->outside;
     census.largest = gai_max(census.largest, gai_pool_largest_parked(pool));
     broken += gai_check_budget(pool);
-    if (pool->telling) return broken; /* some bytes are in transit */
+    if (pool->telling || broken) return broken; /* some bytes are in transit; or the sets cannot be counted on */
     return broken + gai_check_stats(pool, &census);
 }
 

@@ -54,8 +54,8 @@ count hot 2000 3150 history:1000,history_stacks:8
 count hot 20000 265 debug:guards+poison+quarantine,debug_sample:1000
 count miss 10000 1270 debug:guards,debug_sample:1000
 count parked 4 6000000 memory_limit:120G
-count streams 256 20000
-count streams 512 40000 # twice as many: for each one twice as much, not four times
+count streams 256 15000
+count streams 512 27000 # twice as many: for each one twice as much, not four times
 count growable 100 230000
 
 count_verdicts

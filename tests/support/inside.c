@@ -727,6 +727,16 @@ int inside_list_newest(galloc_pool *pool, int on)
     return 1;
 }
 
+int inside_list_parked(galloc_pool *handle, int on)
+{
+    static gai_mapping *kept;
+    galloc_pool *pool = inside_pool(handle);
+    if (!on && !pool->oldest_parked) return 0;
+    if (!on) kept = pool->oldest_parked;
+    pool->oldest_parked = on ? kept : kept->newer_parked;
+    return 1;
+}
+
 /* What is taken stays in its chunk. */
 static void inside_drain_to(gai_slab *slab, size_t spare)
 {

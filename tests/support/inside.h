@@ -128,10 +128,11 @@ uintptr_t inside_memo_at(galloc_pool *pool);                /* and the address *
 void *inside_live_block(galloc_pool *pool);                 /* some block that the program has; NULL: it has none */
 int inside_segment_is_lost(const void *ptr);                /* a reset took it */
 size_t inside_most_marks(galloc_pool *pool);                /* the longest list of them that a block has */
-void inside_move_mark(void *ptr, ptrdiff_t begin, ptrdiff_t end); /* moves the ends of the first mark of a free block */
+void inside_move_mark(void *ptr, ptrdiff_t begin, ptrdiff_t end); /* moves the ends of a block's first mark */
 size_t inside_list_holes(galloc_pool *pool, int on); /* the list of holes is as it was, or 0: empty. How many it had */
 /* The end of a list by age is as it was, or 0: the oldest block. 0: no list has two. */
 int inside_list_newest(galloc_pool *pool, int on);
+int inside_list_parked(galloc_pool *pool, int on); /* the same for the first of the parked pages */
 
 /* Takes all host memory for descriptors that nobody was promised: of blocks and marks, or of all. */
 void inside_drain_blocks(galloc_pool *pool);

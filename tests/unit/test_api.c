@@ -884,6 +884,66 @@ TEST(the_check_sees_marks_out_of_bounds)
     finish();
 }
 
+/* A used block of a captured stream has a mark of it over all its bytes. */
+TEST(the_check_sees_that_the_mark_of_a_captured_block_is_short)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    cudaGraph_t graph;
+    galloc_pool *pool = pool_limited(MIB(64));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    void *p = get(pool, MIB(2), s);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    inside_move_mark(p, 0, -512);
+    EXPECT(galloc_pool_check(pool) > 0);
+    inside_move_mark(p, 0, 512);
+    OK(galloc_free(p, s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    finish();
+}
+
+/* A parked page that is not in the list of them would be found by no request. */
+TEST(the_check_sees_a_parked_page_that_is_not_listed)
+{
+    begin();
+    galloc_config config = config_limit(MIB(256));
+    config.growth = MIB(2);
+    config.lane_bytes = 0;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *p[3];
+    for (int i = 0; i < 3; i++) p[i] = get(pool, MIB(2), s);
+    for (int i = 0; i < 3; i++) OK(galloc_free(p[i], s));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    if (EXPECT(inside_list_parked(pool, 0))) {
+        EXPECT(galloc_pool_check(pool) > 0);
+        (void)inside_list_parked(pool, 1);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+    }
+    pool_end(pool);
+    finish();
+}
+
+TEST(the_check_sees_each_word_beside_holes)
+{
+    begin();
+    galloc_config config = config_limit(GIB(1));
+    config.growth = MIB(2);
+    config.lane_bytes = 0;
+    galloc_pool *pool = pool_new(&config);
+    void *p[3];
+    for (int i = 0; i < 3; i++) p[i] = get(pool, MIB(2), NULL);
+    OK(galloc_free(p[1], NULL));
+    OK(galloc_pool_trim(pool, 0, NULL)); /* leaves a hole between the others, and one behind them */
+    expect_the_check_sees_all(pool);
+    OK(galloc_free(p[0], NULL));
+    OK(galloc_free(p[2], NULL));
+    pool_end(pool);
+    finish();
+}
+
 /* An epoch that is to come, and counts as done, freed in or handed on already. */
 TEST(the_check_sees_epochs_that_run_ahead)
 {

@@ -3054,4 +3054,50 @@ TEST(a_trim_waits_for_the_quarantine_only_if_need_be)
     finish();
 }
 
+/* After a reset the guard of a block whose memory is gone is not read: other memory may be there by now. */
+TEST(guards_of_lost_blocks_are_not_read)
+{
+    begin();
+    galloc_config config = config_fixed();
+    config.debug = GALLOC_DEBUG_GUARDS;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *p = get(pool, 1000, s);
+    OK(cudaDeviceReset());
+    OK(cudaSetDevice(0));
+    OK(cudaFree(0));
+    s = stream_new();
+    void *q = get(pool, MIB(30), s); /* the pool notices the reset */
+    long copies = sim_calls("cuMemcpyDtoHAsync");
+    galloc_stats before = stats_of(pool);
+    OK(galloc_free(p, s));
+    EXPECT_EQ(sim_calls("cuMemcpyDtoHAsync"), copies);
+    EXPECT_EQ(stats_of(pool).unchecked, before.unchecked + 1);
+    OK(galloc_free(q, s));
+    OK(cudaStreamSynchronize(s));
+    EXPECT_EQ(stats_of(pool).damages, 0);
+    pool_end(pool);
+    finish();
+}
+
+/* Growth on a default stream waits for the poison that frees have queued there, as an allocation does. */
+TEST(growth_on_a_default_stream_waits_for_poison)
+{
+    begin_still();
+    galloc_config config = galloc_config_default();
+    config.debug = GALLOC_DEBUG_POISON;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t t = stream_new();
+    char *p = get(pool, 512, NULL), *behind = get(pool, 4096, NULL);
+    EXPECT(behind == p + 512);
+    OK(cudaDeviceSynchronize());
+    OK(galloc_free(behind, NULL));
+    OK(galloc_resize(p, 4096, NULL));
+    put(t, p, 4096, 1); /* nothing but galloc's own work could be in the way */
+    OK(cudaStreamSynchronize(t));
+    OK(galloc_free(p, NULL));
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

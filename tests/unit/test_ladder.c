@@ -2912,4 +2912,43 @@ TEST(blocks_that_were_rounded_have_not_shrunk)
     finish();
 }
 
+/* With throw_on_cudamalloc_oom, memory of another stream whose work is complete serves. */
+TEST(a_request_that_is_not_to_wait_has_what_others_have_done_with)
+{
+    begin();
+    galloc_config config = config_limit(MIB(4));
+    config.throw_on_cudamalloc_oom = 1;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    OK(galloc_free(get(pool, 512, t), t));
+    OK(galloc_free(get_used(pool, MIB(3), s, 1), s));
+    OK(cudaDeviceSynchronize());
+    void *q = get(pool, MIB(3), t);
+    OK(galloc_free(q, t));
+    pool_end(pool);
+    finish();
+}
+
+/* With a wait_limit_ms, no request waits for the work of another pool. */
+TEST(a_limited_request_does_not_wait_for_another_pool)
+{
+    begin_still();
+    galloc_config config = galloc_config_default();
+    config.device_limit = MIB(64);
+    galloc_pool *other = pool_new(&config);
+    config.wait_limit_ms = 0;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *q = NULL;
+    OK(galloc_free(get_used(other, MIB(60), s, 1), s));
+    long fences = sim_calls("cuMemHostAlloc"), blocking = sim_blocking_calls();
+    (void)galloc_pool_malloc(pool, &q, MIB(30), t);
+    EXPECT_EQ(sim_calls("cuMemHostAlloc"), fences);
+    EXPECT_EQ(sim_blocking_calls(), blocking);
+    if (q) OK(galloc_free(q, t));
+    pool_end(pool);
+    pool_end(other);
+    finish();
+}
+
 TEST_MAIN()

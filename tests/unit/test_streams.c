@@ -2757,15 +2757,18 @@ TEST(new_streams_wait_for_each_other_from_the_start)
     finish();
 }
 
-/* With a wait_limit_ms, not even a request that grows the pool waits for the device to forget abandoned streams. */
-TEST(a_limited_request_does_not_wait_for_abandoned_streams)
+/* With a wait_limit_ms, no request waits for the device to forget abandoned streams, whether free memory serves it or
+   the pool grows for it. */
+static void expect_no_wait_for_abandoned_streams(size_t reserved)
 {
     begin_still();
     galloc_config config = config_limit(GIB(1));
     config.wait_limit_ms = 0;
     galloc_pool *pool = pool_new(&config);
     cudaStream_t work = stream_new();
+    OK(galloc_pool_reserve(pool, reserved));
     void *x = get(pool, MIB(1), work);
+    long fences = sim_calls("cuMemHostAlloc"), blocking = sim_blocking_calls();
     for (int i = 0; i < 1200; i++) {
         cudaStream_t s = stream_new();
         void *p = get_used(pool, 512, s, 1);
@@ -2773,14 +2776,25 @@ TEST(a_limited_request_does_not_wait_for_abandoned_streams)
         OK(galloc_free(p, s));
         stream_end(s);
     }
-    long fences = sim_calls("cuMemHostAlloc"), blocking = sim_blocking_calls();
-    void *q = get(pool, MIB(64), work);
+    galloc_request request = {0};
+    void *q = NULL;
+    request.pool = pool;
+    request.bytes = MIB(64);
+    request.alignment = 4096;
+    request.stream = work;
+    OK(galloc_alloc(&q, &request));
     EXPECT_EQ(sim_calls("cuMemHostAlloc"), fences);
     EXPECT_EQ(sim_blocking_calls(), blocking);
     OK(galloc_free(q, work));
     OK(galloc_free(x, work));
     pool_end(pool);
     finish();
+}
+
+TEST(a_limited_request_does_not_wait_for_abandoned_streams)
+{
+    expect_no_wait_for_abandoned_streams(0);
+    expect_no_wait_for_abandoned_streams(MIB(256));
 }
 
 TEST_MAIN()

@@ -2063,4 +2063,51 @@ TEST(a_block_that_waits_became_active_once)
     finish();
 }
 
+/* With throw_on_cudamalloc_oom, memory whose work is complete serves: that waits for nothing either. */
+TEST(a_request_that_is_not_to_wait_has_what_is_complete)
+{
+    begin();
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "like:pytorch,throw_on_cudamalloc_oom:True,memory_limit:20M", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s[2] = {stream_new(), stream_new()};
+    void *p = get_used(pool, MIB(15), s[0], 1);
+    OK(galloc_free_after(p, s, 2));
+    OK(cudaDeviceSynchronize());
+    void *q = get(pool, MIB(15), s[0]);
+    EXPECT(q == p);
+    OK(galloc_free(q, s[0]));
+    pool_end(pool);
+    finish();
+}
+
+/* A wait_limit_ms leaves out the steps that wait for the device. */
+static void expect_no_wait(const char *text, size_t first, size_t second, int on_another_stream)
+{
+    begin_still();
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, text, NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = on_another_stream ? stream_new() : s;
+    void *q = NULL;
+    OK(galloc_free(get_used(pool, first, s, 1), s));
+    long fences = sim_calls("cuMemHostAlloc"), blocking = sim_blocking_calls();
+    (void)galloc_pool_malloc(pool, &q, second, t);
+    EXPECT_EQ(sim_calls("cuMemHostAlloc"), fences);
+    EXPECT_EQ(sim_blocking_calls(), blocking);
+    if (q) OK(galloc_free(q, t));
+    pool_end(pool);
+    finish();
+}
+
+TEST(nothing_is_collected_for_a_limited_request)
+{
+    expect_no_wait("like:pytorch,memory_limit:100M,gc_threshold:0.5,wait_limit_ms:0", MIB(60), MIB(30), 1);
+}
+
+TEST(no_oversize_segment_is_returned_for_a_limited_request)
+{
+    expect_no_wait("like:pytorch,memory_limit:100M,max_split_size:40M,wait_limit_ms:0", MIB(60), MIB(70), 0);
+}
+
 TEST_MAIN()
