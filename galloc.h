@@ -37,7 +37,7 @@
                                                         both. Called with locks held: they call neither galloc nor CUDA
      GALLOC_LOG(text)     stderr implementation         Gets each log line, no lock held; at run time: galloc_set_log
      GALLOC_CLOCK()       system implementation         Nanoseconds (uint64_t) of a clock that never goes back
-     GALLOC_ASSERT(c)     none   implementation         Internal checks; none if undefined. Ends the program if c is 0
+     GALLOC_ASSERT(c)     none   implementation         Internal checks. It must not return if c is 0
      GALLOC_NVTX          off    implementation         compute-sanitizer learns of each block: docs/nvtx.md
 
    STEP BY STEP
@@ -2806,7 +2806,7 @@ typedef struct gai_mapping {
 } gai_mapping;
 
 /* The mappings in the order in which they were made.
-   at[mapping->rank] == mapping, other places are NULL;  used: ranks given, 0 included
+   at[mapping->rank] == mapping, other places below `used` are NULL;  used: ranks given, 0 included
    bit `rank` of aliases: a stale alias, or parked */
 typedef struct gai_ranks {
     gai_mapping **at;

@@ -299,7 +299,8 @@ int inside_ahead(galloc_pool *pool, unsigned long long id, int which, int on)
     return 1;
 }
 
-/* The walk over the words to the one whose number `left` counts down. */
+/* The walk over the words to the one whose number `left` counts down. Tests of their own spoil epochs, live bytes,
+   promised marks, what limits are charged, and the numbers of descriptors. */
 typedef struct inside_words {
     int left;
     const char *name;
@@ -383,9 +384,6 @@ static void inside_spoil_stream(inside_words *words, gai_stream *stream)
     gai_graph_position *position;
     gai_cache *cache = &stream->cache;
     size_t i;
-    WORD(words, stream->done, FAR);
-    WORD(words, stream->freed, FAR);
-    WORD(words, stream->handed, FAR);
     WORD(words, stream->events, 1);
     WORD(words, stream->newest, 16);
     WORD(words, stream->uses, 1);
@@ -444,7 +442,6 @@ static void inside_spoil_torch(inside_words *words, galloc_pool *pool)
 static void inside_spoil_stats(inside_words *words, galloc_stats *stats)
 {
     WORD(words, stats->allocated.current, GAI_UNIT);
-    WORD(words, stats->live.current, 1);
     WORD(words, stats->blocks.current, 1);
     WORD(words, stats->reserved.current, GAI_UNIT);
     WORD(words, stats->addresses, GAI_UNIT);
@@ -452,13 +449,6 @@ static void inside_spoil_stats(inside_words *words, galloc_stats *stats)
     WORD(words, stats->quarantined, GAI_UNIT);
     WORD(words, stats->pages[0].count, 1);
     WORD(words, stats->pages[0].bytes, GAI_UNIT);
-}
-
-static void inside_spoil_slab(inside_words *words, gai_slab *slab)
-{
-    WORD(words, slab->made, 1);
-    WORD(words, slab->available, 1);
-    WORD(words, slab->promised, FAR);
 }
 
 static void inside_spoil_pool(inside_words *words, galloc_pool *pool)
@@ -470,9 +460,7 @@ static void inside_spoil_pool(inside_words *words, galloc_pool *pool)
     WORD(words, pool->parked, GAI_UNIT);
     WORD(words, pool->stale, 1);
     WORD(words, pool->kept, GAI_UNIT);
-    WORD(words, pool->marks.promised, 1);
     WORD(words, pool->taken, GAI_UNIT);
-    WORD(words, pool->budget->held, GAI_UNIT);
     WORD(words, pool->budget->most, ~(uint64_t)0);
     WORD(words, pool->tuning.decided, 1 << 20);
     WORD(words, pool->caches_off, 4);
@@ -504,13 +492,13 @@ const char *inside_spoil(galloc_pool *handle, int which)
     inside_spoil_mappings(&words, pool);
     for (stream = pool->streams; stream; stream = stream->next) inside_spoil_stream(&words, stream);
     inside_spoil_torch(&words, pool);
-    inside_spoil_slab(&words, &pool->blocks);
-    inside_spoil_slab(&words, &pool->marks);
-    inside_spoil_slab(&words, &pool->pages);
-    inside_spoil_slab(&words, &pool->mappings);
-    inside_spoil_slab(&words, &pool->events);
-    inside_spoil_slab(&words, &pool->waits);
-    inside_spoil_slab(&words, &pool->positions);
+    WORD(&words, pool->blocks.promised, FAR);
+    WORD(&words, pool->marks.promised, FAR);
+    WORD(&words, pool->pages.promised, FAR);
+    WORD(&words, pool->mappings.promised, FAR);
+    WORD(&words, pool->events.promised, FAR);
+    WORD(&words, pool->waits.promised, FAR);
+    WORD(&words, pool->positions.promised, FAR);
     return words.name;
 }
 

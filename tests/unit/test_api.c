@@ -904,17 +904,24 @@ TEST(the_check_sees_that_the_mark_of_a_captured_block_is_short)
     finish();
 }
 
-/* A parked page that is not in the list of them would be found by no request. */
-TEST(the_check_sees_a_parked_page_that_is_not_listed)
+/* Three blocks with a page each, which no stream cache takes. */
+static galloc_pool *pool_of_three_pages(void *p[3], cudaStream_t s)
 {
-    begin();
     galloc_config config = config_limit(MIB(256));
     config.growth = MIB(2);
     config.lane_bytes = 0;
     galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < 3; i++) p[i] = get(pool, MIB(2), s);
+    return pool;
+}
+
+/* A parked page that is not in the list of them would be found by no request. */
+TEST(the_check_sees_a_parked_page_that_is_not_listed)
+{
+    begin();
     cudaStream_t s = stream_new();
     void *p[3];
-    for (int i = 0; i < 3; i++) p[i] = get(pool, MIB(2), s);
+    galloc_pool *pool = pool_of_three_pages(p, s);
     for (int i = 0; i < 3; i++) OK(galloc_free(p[i], s));
     EXPECT_EQ(galloc_pool_check(pool), 0);
     if (EXPECT(inside_list_parked(pool, 0))) {
@@ -929,12 +936,8 @@ TEST(the_check_sees_a_parked_page_that_is_not_listed)
 TEST(the_check_sees_each_word_beside_holes)
 {
     begin();
-    galloc_config config = config_limit(GIB(1));
-    config.growth = MIB(2);
-    config.lane_bytes = 0;
-    galloc_pool *pool = pool_new(&config);
     void *p[3];
-    for (int i = 0; i < 3; i++) p[i] = get(pool, MIB(2), NULL);
+    galloc_pool *pool = pool_of_three_pages(p, NULL);
     OK(galloc_free(p[1], NULL));
     OK(galloc_pool_trim(pool, 0, NULL)); /* leaves a hole between the others, and one behind them */
     expect_the_check_sees_all(pool);

@@ -2780,12 +2780,23 @@ TEST(random_captures_launches_and_ends)
     }
 }
 
+/* The capture of `s` that `t` is part of ends; `q` is freed on `t`. */
+static void end_with_capture(galloc_pool *pool, cudaStream_t s, cudaStream_t t, void *q)
+{
+    cudaGraph_t graph;
+    OK(galloc_free(q, t));
+    order(t, s);
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    finish();
+}
+
 /* What is freed where a captured stream has joined three others serves a stream that comes after it. */
 TEST(memory_freed_where_streams_join_serves_who_comes_after)
 {
     begin();
     cudaStream_t s = stream_new(), t = stream_new(), others[3];
-    cudaGraph_t graph;
     galloc_pool *pool = pool_limited(MIB(64));
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
     void *p = get_used(pool, MIB(4), s, 1);
@@ -2799,12 +2810,7 @@ TEST(memory_freed_where_streams_join_serves_who_comes_after)
     order(s, t);
     void *q = get(pool, MIB(4), t);
     EXPECT(p == q);
-    OK(galloc_free(q, t));
-    order(t, s);
-    OK(cudaStreamEndCapture(s, &graph));
-    OK(cudaGraphDestroy(graph));
-    pool_end(pool);
-    finish();
+    end_with_capture(pool, s, t, q);
 }
 
 /* A stream that follows an earlier place of another one has what was freed there, not what was freed later. */
@@ -2812,7 +2818,6 @@ TEST(memory_freed_at_an_earlier_place_serves_who_follows_that)
 {
     begin();
     cudaStream_t s = stream_new(), t = stream_new();
-    cudaGraph_t graph;
     galloc_pool *pool = pool_limited(MIB(64));
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
     void *early = get_used(pool, MIB(4), s, 1), *between = get_used(pool, MIB(2), s, 2);
@@ -2823,13 +2828,8 @@ TEST(memory_freed_at_an_earlier_place_serves_who_follows_that)
     OK(galloc_free(late, s));
     void *q = get(pool, MIB(4), t);
     EXPECT(q == early);
-    OK(galloc_free(q, t));
-    order(t, s);
     OK(galloc_free(between, s));
-    OK(cudaStreamEndCapture(s, &graph));
-    OK(cudaGraphDestroy(graph));
-    pool_end(pool);
-    finish();
+    end_with_capture(pool, s, t, q);
 }
 
 /* throw_on_cudamalloc_oom leaves out steps that wait or give memory back. To follow the graph's order does neither. */
@@ -2837,7 +2837,6 @@ TEST(a_request_that_is_not_to_wait_follows_the_graph)
 {
     begin();
     cudaStream_t s = stream_new(), t = stream_new();
-    cudaGraph_t graph;
     galloc_config config = config_limit(MIB(4));
     config.throw_on_cudamalloc_oom = 1;
     galloc_pool *pool = pool_new(&config);
@@ -2847,12 +2846,7 @@ TEST(a_request_that_is_not_to_wait_follows_the_graph)
     order(s, t);
     void *q = get(pool, MIB(4), t);
     EXPECT(q == p);
-    OK(galloc_free(q, t));
-    order(t, s);
-    OK(cudaStreamEndCapture(s, &graph));
-    OK(cudaGraphDestroy(graph));
-    pool_end(pool);
-    finish();
+    end_with_capture(pool, s, t, q);
 }
 
 /* A pool ends although a graph exists in whose capture it was asked in vain: the graph owns nothing of it. */
