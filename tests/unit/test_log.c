@@ -136,7 +136,7 @@ TEST(a_long_message_keeps_its_beginning_and_its_end)
     finish();
 }
 
-/* A message that fills its place already gives way to the function's name, and goes no further. */
+/* Of a long file name a message shows the first 300 bytes, so that the function's name has its place before it. */
 TEST(the_longest_message_keeps_its_function_and_its_place)
 {
     char path[2000];
