@@ -4868,6 +4868,7 @@ static void gai_stats_locked(const galloc_pool *pool, galloc_stats *stats)
     memcpy(stats, &pool->stats, offsetof(galloc_stats, driver));
     for (stream = pool->streams; stream; stream = stream->next) {
         const gai_cache *cache = &stream->cache;
+        GALLOC_ASSERT(gai_load(&cache->latch));
         gai_cache_tell(cache, stats);
         gai_unconfirmed_tell(stats, cache->unconfirmed_blocks, cache->unconfirmed_bytes, gai_unconfirmed_live(cache));
     }
@@ -5873,6 +5874,7 @@ GAI_APART
 static void gai_cache_renew(const galloc_pool *pool, gai_cache *cache)
 {
     int64_t left = (int64_t)(pool->look_at - pool->stats.mallocs - (cache->mallocs - cache->seen));
+    GALLOC_ASSERT(gai_load(&cache->latch));
     cache->serves = cache->mallocs + gai_min((size_t)(left > 0 ? left : 0), (size_t)pool->config.debug_sample / 2);
 }
 
@@ -5880,6 +5882,7 @@ static void gai_cache_renew(const galloc_pool *pool, gai_cache *cache)
    stats.mallocs, so it takes that back (gai_cache_unsee). [lock], [latch] */
 static void gai_cache_see(galloc_pool *pool, gai_cache *cache)
 {
+    GALLOC_ASSERT(gai_load(&cache->latch));
     pool->watch_at -= cache->mallocs - cache->seen;
     pool->look_at -= cache->mallocs - cache->seen;
     cache->seen = cache->mallocs;
@@ -5888,6 +5891,7 @@ static void gai_cache_see(galloc_pool *pool, gai_cache *cache)
 GAI_APART
 static void gai_cache_unsee(galloc_pool *pool, gai_cache *cache)
 {
+    GALLOC_ASSERT(gai_load(&cache->latch));
     pool->watch_at += cache->seen;
     pool->look_at += cache->seen;
     cache->seen = 0;
@@ -6016,6 +6020,7 @@ static GAI_INLINE gai_block *gai_cache_pop(gai_cache *cache, size_t bytes, size_
                                            enum gai_outcome *outcome)
 {
     gai_block *block = NULL;
+    GALLOC_ASSERT(gai_load(&cache->latch));
     if (cache->mallocs >= cache->serves) {
         *outcome = GAI_DUE;
         return NULL;
@@ -6095,6 +6100,7 @@ static GAI_INLINE enum gai_outcome gai_cache_put(gai_stream *stream, uint64_t li
 {
     gai_cache *cache = &stream->cache;
     enum gai_outcome outcome = GAI_LONG;
+    GALLOC_ASSERT(gai_load(&cache->latch));
     if (gai_load_pointer(&block->lent) != stream || block->addr != (uintptr_t)ptr) {
         outcome = GAI_FOREIGN;
     } else if (cache->open == life) {

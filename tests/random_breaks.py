@@ -118,13 +118,21 @@ class Breaks:
             self.edits.append((*place, prefix.replace("@", switch), suffix.replace("@", switch)))
 
     def always(self, place, value):
+        """The switch is read only where the break makes a difference, so that only such tests count as reaching it."""
         if value:
             self.add(place, "always true", "((", ") || @)", "1")
         else:
-            self.add(place, "always false", "(!@ && (", "))", "0")
+            self.add(place, "always false", "((", ") && !@)", "0")
 
     def instead(self, place, kind, new):
         self.add(place, kind, f"(@ ? ({new}) : (", "))", new)
+
+    def bound(self, place, left, right, new):
+        """Of operands without effect the switch is read only if they are equal."""
+        if re.search(r"\(|\+\+|--|[^=]=[^=]", left + " " + right):
+            self.instead(place, "bound", new)
+        else:
+            self.add(place, "bound", "((", f") != ({left} == {right} && @))", new)
 
     def statement(self, cursor):
         place = self.place(cursor)
@@ -144,7 +152,7 @@ class Breaks:
             self.always(left, sign == "&&")
             self.always(right, sign == "&&")
         elif sign in BOUNDS:
-            self.instead(whole, "bound", f"{self.of(left)} {BOUNDS[sign]} {self.of(right)}")
+            self.bound(whole, self.of(left), self.of(right), f"{self.of(left)} {BOUNDS[sign]} {self.of(right)}")
         elif sign in SIGNS and '"' not in self.of(whole):
             self.instead(whole, "sign", f"{self.of(left)} {SIGNS[sign]} {self.of(right)}")
 

@@ -5,7 +5,7 @@
        TEST_MAIN()
 
    PROGRAM           runs all tests in the order of the file
-   PROGRAM TEXT      runs the tests whose name contains TEXT
+   PROGRAM TEXT      runs the test of that name; if there is none, those whose name contains TEXT
    PROGRAM --list    prints their names
 
    A failed check is printed, and its test continues. Any thread may make checks. A test without checks fails. The last
@@ -81,15 +81,23 @@ static inline int test_passes(const test_case *test)
     return 0;
 }
 
+static inline int test_is_name(const char *text)
+{
+    for (const test_case *test = test_first; test; test = test->next) {
+        if (!strcmp(test->name, text)) return 1;
+    }
+    return 0;
+}
+
 static inline int test_main(int argc, char **argv)
 {
     const char *wanted = argc > 1 ? argv[1] : "";
-    int list = !strcmp(wanted, "--list"), passed = 0, failed = 0;
+    int list = !strcmp(wanted, "--list"), exact = test_is_name(wanted), passed = 0, failed = 0;
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (test_case *test = test_first; test; test = test->next) {
         if (list) {
             printf("%s\n", test->name);
-        } else if (strstr(test->name, wanted)) {
+        } else if (exact ? !strcmp(test->name, wanted) : strstr(test->name, wanted) != NULL) {
             if (test_passes(test)) ++passed;
             else ++failed;
         }

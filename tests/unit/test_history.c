@@ -899,6 +899,8 @@ TEST(the_setting_in_effect_and_its_bounds)
     OK(galloc_pool_history(pool, 44));
     OK(galloc_pool_config(pool, &config));
     EXPECT_EQ(config.history, 44);
+    OK(galloc_pool_history(pool, (size_t)1 << 24)); /* host memory of 1 GiB, of which hardly any is touched */
+    OK(galloc_pool_history(pool, 44));
     EXPECT_EQ(galloc_pool_history(pool, ((size_t)1 << 24) + 1), cudaErrorInvalidValue);
     EXPECT_EQ(galloc_pool_history(pool, SIZE_MAX), cudaErrorInvalidValue);
     EXPECT_EQ(galloc_pool_history(NULL, 1), cudaErrorInvalidValue);
