@@ -15873,13 +15873,13 @@ static int gai_report_print(const galloc_report *report, char *text, size_t size
 
 static int gai_check_bin(const gai_set *set, int row, int column, size_t *in_bins)
 {
-    const gai_block *block;
+    const gai_block *block, *before = NULL;
     enum gai_kind kind = row < GAI_ROWS ? GAI_FREE : GAI_SLOT;
     int broken = 0;
-    for (block = set->bins[row][column]; block; block = block->next_bin) {
+    for (block = set->bins[row][column]; block; before = block, block = block->next_bin) {
         gai_bin bin = gai_bin_of(block->bytes);
         broken += bin.row != row % GAI_ROWS || bin.column != column || block->set != set || block->kind != kind;
-        broken += block->row != row || block->column != column;
+        broken += block->row != row || block->column != column || block->prev_bin != before;
         broken += kind == GAI_SLOT && block->next_bin && block->next_bin->bytes != block->bytes;
         (*in_bins)++;
     }
@@ -16186,12 +16186,13 @@ static int gai_check_segment(galloc_pool *pool, const gai_segment *segment, gai_
 {
     const gai_block *block;
     size_t bytes = 0;
-    int broken = segment->first->addr != segment->addr || segment->first->prev != NULL;
+    int broken = segment->first->addr != segment->addr || segment->first->prev != NULL || segment->pool != pool;
     if (segment->lost && segment->whole->page->current) {
         gai_census_page(census, segment->whole->page, 0, 1);
         census->found.mappings++;
     }
     for (block = segment->first; block; block = block->next) {
+        if (block->segment != segment) return broken + 1;
         if (!segment->lost) broken += gai_check_block(pool, block, census);
         bytes += block->bytes;
         census->found.blocks++;
@@ -16246,7 +16247,7 @@ static int gai_check_ranks(const galloc_pool *pool, size_t mappings)
         aliases += (ranks->aliases[rank / 64] & gai_rank_bit(rank)) != 0;
         mapping = ranks->at[rank];
         if (!mapping) continue;
-        broken += mapping->rank != rank || (last && last->number >= mapping->number);
+        broken += mapping->rank != rank || (last && last->number >= mapping->number) || mapping->pool != pool;
         last = mapping;
         found++;
     }
@@ -16332,12 +16333,12 @@ static int gai_check_slabs(const galloc_pool *pool, const gai_census *census)
 
 static int gai_check_holes(const galloc_pool *pool, const gai_census *census)
 {
-    const gai_block *hole;
+    const gai_block *hole, *before = NULL;
     size_t holes = 0;
     int broken = 0;
-    for (hole = pool->holes; hole; hole = hole->next_bin) {
+    for (hole = pool->holes; hole; before = hole, hole = hole->next_bin) {
         holes++;
-        broken += hole->kind != GAI_HOLE || (hole->next_bin && hole->next_bin->prev_bin != hole);
+        broken += hole->kind != GAI_HOLE || hole->prev_bin != before;
     }
     return broken + (census->holes != holes);
 }
@@ -16345,11 +16346,12 @@ static int gai_check_holes(const galloc_pool *pool, const gai_census *census)
 /* Checks the lists of stale aliases and of parked pages. */
 static int gai_check_aliases(const galloc_pool *pool, gai_census *census)
 {
-    const gai_mapping *mapping, *next_parked = pool->oldest_parked;
+    const gai_mapping *mapping, *older = NULL, *older_parked = NULL, *next_parked = pool->oldest_parked;
     size_t leaving = 0, parked = 0, stale = 0;
     int broken = 0;
-    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer) {
+    for (mapping = pool->oldest_alias; mapping; older = mapping, mapping = mapping->newer) {
         census->found.mappings++;
+        broken += mapping->older != older;
         broken += mapping->block->kind != GAI_ALIAS || mapping->block->addr != mapping->addr ||
                   mapping->block->bytes != mapping->bytes || mapping->page->mappings < 1 || !mapping->page->current ||
                   mapping->block->alias != mapping || mapping->page->taken;
@@ -16359,11 +16361,13 @@ static int gai_check_aliases(const galloc_pool *pool, gai_census *census)
             continue;
         }
         parked += mapping->bytes;
-        broken += next_parked != mapping;
+        broken += next_parked != mapping || mapping->older_parked != older_parked;
         next_parked = mapping->newer_parked;
+        older_parked = mapping;
         gai_census_page(census, mapping->page, mapping->bytes, 1);
     }
     census->free += parked;
+    broken += pool->newest_alias != older || pool->newest_parked != older_parked;
     return broken + (next_parked || leaving != pool->stats.leaving || parked != pool->parked || stale != pool->stale);
 }
 

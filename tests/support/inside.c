@@ -334,6 +334,7 @@ static void inside_spoil_blocks(inside_words *words, gai_segment *segment)
     gai_block *block;
     WORD(words, segment->bytes, GAI_UNIT);
     WORD(words, segment->addr, GAI_UNIT);
+    WORD(words, segment->pool, 16);
     for (block = segment->first; block; block = block->next) {
         gai_mark *mark;
         if (block->kind == GAI_USED) WORD(words, block->requested, 1);
@@ -345,7 +346,8 @@ static void inside_spoil_blocks(inside_words *words, gai_segment *segment)
         if (block->kind == GAI_USED && block->prev) WORD(words, block->prev, 16);
         if (block->kind == GAI_USED && block->stream && block->stream->capture) WORD(words, block->tag, GAI_SPECIAL);
         if (gai_block_is_free(block)) WORD(words, block->older, 16);
-        if (block->kind == GAI_HOLE && block->prev_bin) WORD(words, block->prev_bin, 16);
+        if (gai_block_is_free(block) || block->kind == GAI_HOLE) WORD(words, block->prev_bin, 16);
+        WORD(words, block->segment, 16);
         for (mark = block->marks; mark; mark = mark->next) WORD(words, mark->begin, FAR);
         for (mark = block->marks; mark; mark = mark->next) WORD(words, mark->end, FAR);
     }
@@ -359,6 +361,9 @@ static void inside_spoil_mappings(inside_words *words, galloc_pool *pool)
         if (!mapping) continue;
         WORD(words, mapping->bytes, GAI_UNIT);
         WORD(words, mapping->rank, 1);
+        WORD(words, mapping->pool, 16);
+        if (mapping->block) WORD(words, mapping->older, 16);
+        if (mapping->block && mapping->page->current == mapping) WORD(words, mapping->older_parked, 16);
         if (rank + 1 < pool->ranks.used && pool->ranks.at[rank + 1]) WORD(words, mapping->number, FAR);
         WORD(words, mapping->page->mappings, 1);
         WORD(words, mapping->page->bytes, GAI_UNIT);
@@ -459,6 +464,8 @@ static void inside_spoil_pool(inside_words *words, galloc_pool *pool)
     WORD(words, pool->outside, GAI_UNIT);
     WORD(words, pool->parked, GAI_UNIT);
     WORD(words, pool->stale, 1);
+    WORD(words, pool->newest_alias, 16);
+    WORD(words, pool->newest_parked, 16);
     WORD(words, pool->kept, GAI_UNIT);
     WORD(words, pool->taken, GAI_UNIT);
     WORD(words, pool->budget->most, ~(uint64_t)0);
