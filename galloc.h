@@ -16361,6 +16361,7 @@ static int gai_check_aliases(const galloc_pool *pool, gai_census *census)
             continue;
         }
         parked += mapping->bytes;
+        broken += gai_check_page(mapping->page);
         broken += next_parked != mapping || mapping->older_parked != older_parked;
         next_parked = mapping->newer_parked;
         older_parked = mapping;
