@@ -16110,7 +16110,7 @@ static int gai_check_given(const gai_block *block)
 static int gai_check_page(const gai_page *page)
 {
     const gai_mapping *mapping;
-    int mapped = 0, broken = page->current != NULL;
+    int mapped = 0, broken = (page->current != NULL) + (page->taken != 0);
     for (mapping = page->shown; mapping; mapping = mapping->next_shown) {
         mapped += mapping->addr != 0;
         broken -= mapping == page->current;
@@ -16163,7 +16163,7 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block, gai_census
 {
     const gai_block *next = block->next;
     const void *held = gai_load_pointer(&block->lent);
-    int broken = block->bytes == 0 || block->bytes % GAI_UNIT || block->addr % GAI_UNIT;
+    int broken = block->bytes == 0 || block->bytes % GAI_UNIT || block->addr % GAI_UNIT || block->pool != pool;
     if (next) broken += next->addr != block->addr + block->bytes || next->prev != block;
     broken += gai_block_is_free(block) != (block->set != NULL);
     broken += block->kind == GAI_USED && block->requested > block->bytes;

@@ -348,6 +348,7 @@ static void inside_spoil_blocks(inside_words *words, gai_segment *segment)
         if (gai_block_is_free(block)) WORD(words, block->older, 16);
         if (gai_block_is_free(block) || block->kind == GAI_HOLE) WORD(words, block->prev_bin, 16);
         WORD(words, block->segment, 16);
+        WORD(words, block->pool, 16);
         for (mark = block->marks; mark; mark = mark->next) WORD(words, mark->begin, FAR);
         for (mark = block->marks; mark; mark = mark->next) WORD(words, mark->end, FAR);
     }
@@ -367,7 +368,7 @@ static void inside_spoil_mappings(inside_words *words, galloc_pool *pool)
         if (rank + 1 < pool->ranks.used && pool->ranks.at[rank + 1]) WORD(words, mapping->number, FAR);
         WORD(words, mapping->page->mappings, 1);
         WORD(words, mapping->page->bytes, GAI_UNIT);
-        if (mapping->block) WORD(words, mapping->page->taken, 1);
+        WORD(words, mapping->page->taken, 1);
         if (mapping->block) WORD(words, mapping->block->room, (uint64_t)1 << 40);
         if (mapping->block) WORD(words, pool->ranks.aliases[rank / 64], gai_rank_bit(rank));
     }
