@@ -47,13 +47,19 @@ static void look_now(galloc_pool *pool)
     OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
 }
 
-/* All freed blocks were checked, and none is damaged. */
-static void expect_clean(galloc_pool *pool, uint64_t checks)
+/* So many frees were checked, and so many not; none is damaged. */
+static void expect_checks(galloc_pool *pool, uint64_t checks, uint64_t unchecked)
 {
     galloc_stats stats = stats_of(pool);
     EXPECT_EQ(stats.damages, 0);
-    EXPECT_EQ(stats.unchecked, 0);
+    EXPECT_EQ(stats.unchecked, unchecked);
     EXPECT_EQ(stats.checks, checks);
+}
+
+/* All freed blocks were checked, and none is damaged. */
+static void expect_clean(galloc_pool *pool, uint64_t checks)
+{
+    expect_checks(pool, checks, 0);
     EXPECT_EQ(log_lines, 0);
 }
 
@@ -3097,6 +3103,157 @@ TEST(growth_on_a_default_stream_waits_for_poison)
     OK(cudaStreamSynchronize(t));
     OK(galloc_free(p, NULL));
     pool_end(pool);
+    finish();
+}
+
+/* The next allocation on a default stream would wait for a check, on another stream it would not. */
+TEST(with_a_limit_of_waits_other_streams_are_checked)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.debug = GUARDS;
+    config.wait_limit_ms = 1000;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, 1000, s);
+    write_at(p, 1000, 1, 1, s);
+    OK(galloc_free(p, s));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).checks, 1);
+    EXPECT_EQ(stats_of(pool).unchecked, 0);
+    EXPECT_EQ(stats_of(pool).damages, 1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* Some checks have ended, and those begun before and after them have not, when a reset takes all. */
+TEST(each_check_that_a_reset_takes_counts_once)
+{
+    enum { BLOCKS = 12 };
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    void *first = get(pool, 1000, t), *p[BLOCKS], *later = get(pool, 1000, t);
+    for (int i = 0; i < BLOCKS; i++) p[i] = get(pool, 1000, s);
+    sim_hold(t, 1);
+    OK(galloc_free(first, t));
+    for (int i = 0; i < BLOCKS; i++) {
+        OK(galloc_free(p[i], s));
+        OK(cudaStreamSynchronize(s));
+    }
+    uint64_t ended = stats_of(pool).checks;
+    EXPECT(ended > 1 && ended < BLOCKS);
+    sim_hold(t, 0);
+    OK(cudaDeviceReset());
+    s = stream_new();
+    OK(galloc_free(later, s));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).checks + stats_of(pool).unchecked, BLOCKS + 2);
+    EXPECT(stats_of(pool).unchecked >= 1 + BLOCKS - ended);
+    for (int i = 0; i < 2; i++) OK(galloc_free(get(pool, 1000, s), s));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).checks + stats_of(pool).unchecked, BLOCKS + 4);
+    EXPECT_EQ(stats_of(pool).damages, 0);
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* What a memset of too many bytes leaves: each byte of the guard is wrong, and all are alike. */
+TEST(a_guard_that_was_overwritten_as_a_whole_is_damaged)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    void *p = get(pool, 1000, s);
+    write_at(p, 0, 0, 1536, s);
+    OK(galloc_free(p, s));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 1);
+    expect_said("536 bytes");
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* The first call after a reset is no free: it does not read the host memory that the reset has taken. */
+TEST(checks_end_with_a_reset_that_another_call_notices)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    void *p = get(pool, 1000, s), *q;
+    OK(galloc_free(p, s));
+    OK(cudaDeviceReset());
+    look_now(pool);
+    expect_checks(pool, 0, 1);
+    s = stream_new();
+    q = get(pool, 1000, s);
+    OK(galloc_free(q, s)); /* with new host memory */
+    look_now(pool);
+    expect_checks(pool, 1, 1);
+    OK(cudaDeviceReset());
+    s = stream_new();
+    q = get(pool, 1000, s);
+    OK(galloc_free(q, s)); /* nothing was under way; this free notices the reset, and is checked itself */
+    look_now(pool);
+    expect_checks(pool, 2, 1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* Work of debug meets a sticky error: what was called goes well, and the pool refuses requests from then on. */
+TEST(a_sticky_error_that_debug_meets_is_noted)
+{
+    enum { SET, COPY, POISONED, KEPT, WAYS };
+    for (int way = 0; way < WAYS; way++) {
+        begin_backed(SIM_PACE_STILL);
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        config.debug = way == KEPT ? QUARANTINE : way == POISONED ? POISON : GUARDS;
+        config.quarantine_bytes = KIB(8);
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, 6000, s), *q = get(pool, 6000, s), *r = NULL;
+        if (way == KEPT) OK(galloc_free(q, s));
+        sim_fail(way == COPY || way == KEPT ? "cuMemcpyDtoHAsync" : "cuMemsetD8Async", 1, 0, cudaErrorIllegalAddress);
+        if (way == SET) OK(galloc_pool_malloc(pool, &r, 6000, s));
+        else OK(galloc_free(p, s));
+        EXPECT_EQ(sim_failed(), 1);
+        sim_fail_clear();
+        void *refused = NULL;
+        EXPECT_EQ(galloc_pool_malloc(pool, &refused, 6000, s), cudaErrorIllegalAddress);
+        EXPECT(strstr(galloc_last_message(), "refuses requests") != NULL);
+        EXPECT_EQ(stats_of(pool).damages, 0);
+        OK(cudaDeviceReset());
+        (void)cudaGetLastError();
+        s = stream_new();
+        if (way == SET) OK(galloc_free(p, s));
+        if (way != KEPT) OK(galloc_free(q, s));
+        if (r) OK(galloc_free(r, s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
+/* The copy of a block in quarantine fails, and the wait after it would not: nothing was read. */
+TEST(a_kept_block_that_could_not_be_copied_is_unchecked)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_quarantine(0);
+    OK(galloc_free(get(pool, 1000, s), s));
+    sim_fail("cuMemcpyDtoHAsync", 1, 1, cudaErrorUnknown);
+    (void)galloc_pool_trim(pool, 0, NULL);
+    EXPECT(sim_failed() > 0);
+    sim_fail_clear();
+    expect_checks(pool, 0, 1);
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
     finish();
 }
 

@@ -1699,4 +1699,25 @@ TEST(threads_that_come_first_together_get_one_default_pool)
     }
 }
 
+/* A pool has the memory of one that ended: the message names the handle that the call was given. */
+TEST(a_former_handle_is_named_as_it_was_given)
+{
+    begin();
+    galloc_pool *former = NULL, *pool = NULL;
+    for (int round = 0; round < 4; round++) {
+        galloc_stats stats;
+        char text[64];
+        pool = pool_limited(MIB(8));
+        if (former) {
+            EXPECT(pool != former);
+            EXPECT_EQ(galloc_pool_stats(former, &stats), cudaErrorInvalidResourceHandle);
+            snprintf(text, sizeof text, "%p is no pool", (void *)former);
+            EXPECT(strstr(galloc_last_message(), text) != NULL);
+        }
+        former = pool;
+        pool_end(pool);
+    }
+    finish();
+}
+
 TEST_MAIN()

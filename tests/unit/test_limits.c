@@ -2072,4 +2072,34 @@ TEST(a_collection_that_fails_leaves_the_last_message)
     finish();
 }
 
+/* A free that finds the pages in the hands of another call leaves what is due to later frees, and waits for nobody. */
+TEST(a_free_beside_a_call_that_changes_pages_collects_nothing)
+{
+    enum { FREES = 40 };
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_collecting(GIB(1), 0, 30000000000);
+    void *some[2 * FREES];
+    for (int i = 0; i < 2 * FREES; i++) some[i] = get(pool, MIB(2), t);
+    OK(galloc_free(get(pool, MIB(40), s), s));
+    OK(cudaDeviceSynchronize());
+    for (int i = 0; i < 20; i++) {
+        now_ns += 1000000000;
+        pass_frees(pool, 2, t);
+    }
+    now_ns += 40000000000;
+    long calls = memory_calls();
+    inside_hold_paging(pool, 1);
+    for (int i = 0; i < FREES; i++) OK(galloc_free(some[i], t));
+    EXPECT_EQ(memory_calls(), calls);
+    EXPECT(!inside_unlocked(pool));
+    inside_hold_paging(pool, 0);
+    EXPECT_EQ(stats_of(pool).collections, 0);
+    OK(cudaDeviceSynchronize());
+    for (int i = FREES; i < 2 * FREES; i++) OK(galloc_free(some[i], t));
+    EXPECT(stats_of(pool).collections > 0);
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()
