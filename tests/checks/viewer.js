@@ -111,6 +111,10 @@ async function hostilePasts() {
     expect(more.heap && more.heap.warnings.length === 1, "a past with more than there is has no warning");
     const two = await calm(text({ segments, device_traces: [[{ action: "oom" }], [{ action: "oom" }]] }), "two devices");
     expect(two.heap && two.heap.past === null, "two pasts at once");
+    const sizes = [2 ** 63, 2 ** 64, 2 ** 65, -1, 0.5, "7"].map(bytes => ({ action: "oom", size: bytes }));
+    const out = await calm(text({ segments, device_traces: [sizes] }), "failed requests");
+    expect(out.heap && [...out.heap.past.size].join() === [2 ** 63, 2 ** 64, 0, 0, 0, 0].join(),
+        "sizes of failed requests: " + (out.heap && [...out.heap.past.size].join()));
     for (const traces of [7, [7], {}, [null, [[]]]]) await calm(text({ segments, device_traces: traces }), "traces");
 }
 
