@@ -3257,4 +3257,45 @@ TEST(a_kept_block_that_could_not_be_copied_is_unchecked)
     finish();
 }
 
+/* The driver refuses the first part of a long guard, and would set the second one: neither is compared. */
+TEST(a_guard_without_its_first_part_is_unchecked)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    sim_fail("cuMemsetD8Async", 1, 0, 0);
+    void *p = get_growable(pool, 1000, MIB(3), s);
+    EXPECT_EQ(sim_failed(), 1);
+    sim_fail_clear();
+    OK(galloc_free(p, s));
+    look_now(pool);
+    expect_checks(pool, 0, 1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* Of a long guard both ends are compared. Each first and last byte of them is found, and named as what it is. */
+TEST(damage_at_the_edges_of_both_ends_is_named_by_its_place)
+{
+    enum { FIRST = 512, LAST = 256 };
+    const size_t at[] = {1000, 1000 + FIRST - 1, MIB(2) - LAST, MIB(2) - 1};
+    for (int k = 0; k < 4; k++) {
+        begin_backed(SIM_PACE_STILL);
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_debug(GUARDS);
+        void *p = get_growable(pool, 1000, MIB(3), s);
+        char text[64];
+        write_at(p, (ptrdiff_t)at[k], 1, 1, s);
+        OK(galloc_free(p, s));
+        look_now(pool);
+        EXPECT_EQ(stats_of(pool).damages, 1);
+        snprintf(text, sizeof text, ": 1 bytes, the first %zu behind its end, 0x01", at[k] - 1000);
+        expect_said(text);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 TEST_MAIN()

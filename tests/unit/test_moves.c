@@ -533,6 +533,56 @@ TEST(old_addresses_make_way_for_one_stream_alone)
     finish();
 }
 
+typedef struct told_of_all {
+    void *grows;
+    cudaStream_t stream;
+    int calls;
+    cudaError_t error;
+} told_of_all;
+
+static void *grow_meanwhile(void *arg)
+{
+    told_of_all *all = arg;
+    all->error = galloc_resize(all->grows, 2 * PAGE, all->stream);
+    return NULL;
+}
+
+static void grow_while_told(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    told_of_all *all = user;
+    pthread_t other;
+    (void)pool, (void)addr, (void)bytes;
+    if (all->calls++) return;
+    EXPECT_EQ(pthread_create(&other, NULL, grow_meanwhile, all), 0);
+    pthread_join(other, NULL);
+}
+
+/* New callbacks are being told of all mappings: what is on that list stays, though growth needs the place. */
+TEST(old_addresses_stay_while_callbacks_are_told_of_all)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_config config = frugal(SIZE_MAX, ALL);
+    galloc_pool *pool = pool_new(&config);
+    void *p[8], *q = every_other_page(pool, s, p);
+    galloc_callbacks calls = {.on_map = grow_while_told};
+    told_of_all all = {p[1], s, 0, cudaSuccess};
+    sim_run(-1);
+    calls.user = &all;
+    long unmaps = sim_calls("cuMemUnmap");
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    EXPECT(all.calls > 1);
+    EXPECT(all.error != cudaSuccess);
+    EXPECT_EQ(sim_calls("cuMemUnmap"), unmaps);
+    EXPECT_EQ(stats_of(pool).leaving, 4 * PAGE);
+    OK(galloc_resize(p[1], 2 * PAGE, s));
+    EXPECT_EQ(stats_of(pool).leaving, 3 * PAGE);
+    OK(galloc_free(q, s));
+    for (int i = 1; i < 8; i += 2) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    finish();
+}
+
 /* No pointer into an old range is taken for memory of the program's. */
 TEST(old_addresses_are_nobodys)
 {
