@@ -840,9 +840,8 @@ TEST(poison_waits_for_no_stream_and_passes_none)
     finish();
 }
 
-/* A graph of a group reads a block that was allocated elsewhere. After the group's release a launch may still do so,
-   and only a mark on the block tells. */
-TEST(poison_waits_for_the_launches_of_a_released_group)
+/* A launch that is under way reads a block; its group is released, and the block is freed, or shrunk before. */
+static void look_after_the_release(int shrinks)
 {
     begin_backed(SIM_PACE_STILL);
     cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
@@ -851,16 +850,17 @@ TEST(poison_waits_for_the_launches_of_a_released_group)
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
     OK(galloc_graph_begin(&group, pool, s));
-    void *input = get_used(pool, 4096, u, 9);
+    void *input = get_used(pool, 8192, u, 9);
     OK(cudaStreamSynchronize(u));
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
-    look(s, input, 4096, 9);
+    look(s, input, 8192, 9);
     OK(galloc_record_stream(input, s));
     OK(cudaStreamEndCapture(s, &graph));
     OK(cudaGraphInstantiateWithFlags(&exec, graph, 0));
     OK(galloc_graph_end(group));
     OK(cudaGraphLaunch(exec, t));
     OK(galloc_graph_release(group, t));
+    if (shrinks) OK(galloc_resize(input, 1000, u));
     OK(galloc_free(input, u));
     look_now(pool);
     EXPECT_EQ(stats_of(pool).damages, 0);
@@ -872,6 +872,13 @@ TEST(poison_waits_for_the_launches_of_a_released_group)
     stream_end(u);
     finish();
 }
+
+/* A graph of a group reads a block that was allocated elsewhere. After the group's release a launch may still do so,
+   and only a mark on the block tells. */
+TEST(poison_waits_for_the_launches_of_a_released_group) { look_after_the_release(0); }
+
+/* Where the new guard would lie, they may still read what the block had. */
+TEST(a_guard_is_not_set_under_the_launches_of_a_released_group) { look_after_the_release(1); }
 
 /* ---- quarantine -------------------------------------------------------------------------------------------------- */
 
