@@ -2096,6 +2096,7 @@ TEST(settings_out_of_range_are_refused)
     EXPECT(strstr(log_text, "device 1 does not exist: must be -1 or below 1, the number of devices") != NULL);
     config.device = -2;
     EXPECT_EQ(galloc_pool_create(&pool, &config), cudaErrorInvalidDevice);
+    EXPECT(strstr(log_text, "device -2 does not exist: must be -1 or below 1, the number of devices") != NULL);
     config = galloc_config_default();
     config.reuse = 8;
     EXPECT_EQ(galloc_pool_create(&pool, &config), cudaErrorInvalidValue);
@@ -2113,6 +2114,8 @@ TEST(settings_out_of_range_are_refused)
     EXPECT_EQ(galloc_pool_default(&pool, 1), cudaErrorInvalidDevice);
     EXPECT(strstr(galloc_last_message(), "galloc_pool_default: device 1 does not exist") != NULL);
     EXPECT_EQ(galloc_pool_default(&pool, -2), cudaErrorInvalidDevice);
+    EXPECT(strstr(galloc_last_message(), "galloc_pool_default: device -2 does not exist") != NULL);
+    EXPECT(strstr(galloc_last_message(), "must be") == NULL); /* it was not even looked up */
     EXPECT_EQ(galloc_pool_default(NULL, 0), cudaErrorInvalidValue);
     finish();
 }
@@ -2397,6 +2400,68 @@ TEST(shutdown_refuses_while_something_is_used)
     OK(galloc_shutdown());
     OK(galloc_malloc(&p, MIB(4), 0)); /* and from the beginning */
     OK(galloc_free(p, 0));
+    finish();
+}
+
+static size_t told_of; /* bytes that on_unmap was called with */
+
+static void count_unmapped(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    (void)pool, (void)addr, (void)user;
+    told_of += bytes;
+}
+
+/* A used block, or memory that a graph owns, stays, and with it its pool. */
+static void refused_shutdown(int graphs)
+{
+    galloc_callbacks calls = {.on_unmap = count_unmapped};
+    galloc_pool *pool = NULL;
+    cudaGraph_t graph = NULL;
+    void *p = NULL, *q = NULL;
+    begin();
+    cudaStream_t s = stream_new();
+    told_of = 0;
+    OK(galloc_pool_default(&pool, 0));
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    if (graphs) OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    OK(galloc_malloc(&p, MIB(4), s));
+    if (graphs) OK(galloc_free(p, s));
+    if (graphs) OK(cudaStreamEndCapture(s, &graph));
+    OK(galloc_malloc(&q, MIB(64), s));
+    OK(galloc_free(q, s));
+    size_t before = sim_physical(0);
+    EXPECT(before >= MIB(64));
+    EXPECT_EQ(galloc_shutdown(), cudaErrorNotPermitted);
+    EXPECT(sim_physical(0) > 0 && sim_physical(0) < MIB(64));
+    EXPECT_EQ(told_of, before - sim_physical(0));
+    if (graphs) OK(cudaGraphDestroy(graph));
+    else OK(galloc_free(p, s));
+    OK(galloc_shutdown());
+    EXPECT_EQ(told_of, before);
+    stream_end(s);
+    finish();
+}
+
+TEST(a_shutdown_that_a_used_block_prevents_gives_back_the_rest_and_tells_of_it) { refused_shutdown(0); }
+TEST(a_shutdown_that_a_graph_prevents_gives_back_the_rest_and_tells_of_it) { refused_shutdown(1); }
+
+TEST(callbacks_that_host_memory_is_missing_for_leave_those_of_before)
+{
+    galloc_callbacks before = {.on_unmap = count_unmapped}, calls = {.on_map = count_unmapped};
+    begin();
+    told_of = 0;
+    galloc_pool *pool = pool_new(NULL);
+    OK(galloc_pool_set_callbacks(pool, &before));
+    OK(galloc_free(get(pool, MIB(4), 0), 0));
+    sim_fail_malloc(1, 0);
+    EXPECT_EQ(galloc_pool_set_callbacks(pool, &calls), cudaErrorMemoryAllocation);
+    sim_fail_malloc(0, 0);
+    OK(galloc_free(get(pool, MIB(128), 0), 0)); /* on_map is not called */
+    EXPECT_EQ(told_of, 0);
+    size_t held = sim_physical(0);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(told_of, held);
+    pool_end(pool);
     finish();
 }
 

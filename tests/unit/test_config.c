@@ -243,6 +243,9 @@ TEST(lists_of_divisions)
         for (int k = 0; k < GALLOC_DIVISIONS; k++) EXPECT_EQ(config.roundup_power2_divisions[k], cases[i].is[k]);
         EXPECT_EQ(config.memory_limit, GIB(1));
         EXPECT(prints(&config, canon));
+        const galloc_config plain = parsed("memory_limit:1G");
+        memset(config.roundup_power2_divisions, 0, sizeof config.roundup_power2_divisions);
+        EXPECT_EQ(memcmp(&config, &plain, sizeof config), 0); /* what stands behind the list is as it was */
     }
 }
 
@@ -283,7 +286,7 @@ static const wrong_case wrong[] = {
     {"backend:cudamalloc", {"'cudamalloc' is no value for backend", "native, cudaMalloc or cudaMallocAsync"}},
     {"strategy:", {"'' is no value for strategy", "caching, pooled or heuristic"}},
     {"expandable_segments:true", {"'true'", "expandable_segments", "True or False"}},
-    {"reuse:none+wait", {"'none+wait'", "reuse", "joined by '+'"}},
+    {"reuse:none+wait", {"'none+wait' is no value for reuse", "joined by '+'", NULL}},
     {"reuse:wait+wait", {"'wait+wait'", "reuse", "joined by '+'"}},
     {"stream_check:True", {"'True'", "stream_check", "on or off"}},
     {"stats:slow", {"'slow'", "stats", "exact or fast"}},
@@ -334,6 +337,8 @@ static const wrong_case wrong[] = {
     {"roundup_power2_divisions:2147483648M", {"no value for roundup_power2_divisions", NULL, NULL}},
     {"roundup_power2_divisions:[]", {"'[]'", "a list such as [256:1,512:2,>:4]", NULL}},
     {"roundup_power2_divisions:[256:1", {"no value for roundup_power2_divisions", NULL, NULL}},
+    {"roundup_power2_divisions:[256:12", {"no value for roundup_power2_divisions", NULL, NULL}},
+    {"roundup_power2_divisions:[256]", {"no value for roundup_power2_divisions", NULL, NULL}},
     {"roundup_power2_divisions:[256:3]", {"out of range for roundup_power2_divisions", NULL, NULL}},
     {"roundup_power2_divisions:[300:1]", {"no value for", "rising powers of two", NULL}},
     {"roundup_power2_divisions:[512:1,256:2]", {"no value for", "rising powers of two", NULL}},
@@ -374,6 +379,8 @@ static const wrong_case wrong[] = {
     {"snapshot_on_oom:a[b,log:off,trace:[]%s,c]", {"at 29: '[]%s' is no value for trace", NULL, NULL}},
     {"snapshot_on_oom:a\nb", {"'a?b' is no value for snapshot_on_oom", NULL, NULL}},
     {"history:1K", {"'1K' is no value for history", NULL, NULL}},
+    {"history:/", {"'/' is no value for history", NULL, NULL}},
+    {"history::", {"':' is no value for history", NULL, NULL}},
     {"gpu_direct_rdma:yes", {"'yes' is no value for gpu_direct_rdma", "True or False", NULL}},
     {"release_lock_on_cudamalloc:none", {"no value for release_lock_on_cudamalloc", "True or False", NULL}},
     {"release_lock_on_cudamalloc:True,release_lock_on_cudamalloc:True", {"at 33:", "given twice", NULL}},

@@ -514,6 +514,37 @@ TEST(decisions_are_bounded)
     finish();
 }
 
+TEST(decisions_fill_no_more_of_the_array_than_there_is_and_than_there_are)
+{
+    static void *block[BLOCKS];
+    galloc_config config = heuristic();
+    galloc_decision all[GALLOC_DECISIONS], list[GALLOC_DECISIONS], blank[GALLOC_DECISIONS];
+    begin();
+    cudaStream_t s = stream_new();
+    config.memory_limit = MIB(64);
+    galloc_pool *pool = pool_new(&config);
+    for (int round = 0; round < 4; round++) {
+        unload(block, load(pool, block, MIB(4), MIB(64), s), s);
+        OK(galloc_pool_trim(pool, 0, NULL));
+        OK(galloc_free(get(pool, MIB(4), s), s));
+    }
+    int count = decisions_of(pool, all), found;
+    EXPECT(count >= 2 && count < GALLOC_DECISIONS);
+    memset(blank, 0x5a, sizeof blank);
+    for (int n = 0; n <= GALLOC_DECISIONS; n++) {
+        int filled = n < count ? n : count;
+        memset(list, 0x5a, sizeof list);
+        found = -1;
+        OK(galloc_pool_decisions(pool, list, n, n % 2 ? NULL : &found));
+        EXPECT_EQ(found, n % 2 ? -1 : count);
+        EXPECT_EQ(memcmp(list, all, (size_t)filled * sizeof *list), 0);
+        EXPECT_EQ(memcmp(list + filled, blank, (size_t)(GALLOC_DECISIONS - filled) * sizeof *list), 0);
+    }
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* What a pool of these settings holds at most, and how often it calls the driver. */
 static void measure(const galloc_config *config, cudaStream_t s, size_t *peak, long *calls)
 {

@@ -2524,7 +2524,7 @@ TEST(the_text_has_each_figure_of_the_report)
                        .rounded = 24, .stream_id = 25, .cause = "a cause"};
     static const char *const optional[] = {"that cannot move", "in slots", "more streams", "graphs' own",
                                            "not taken back", "on the way", "other pools", "in pieces of",
-                                           "outside galloc", "    stream "};
+                                           "outside galloc", "    stream ", "  free   "};
     begin();
     for (int i = 0; i < 2; i++) {
         r.streams[i].stream_id = 26 + (unsigned)i;

@@ -621,6 +621,32 @@ TEST(sizes_of_any_length)
     finish();
 }
 
+/* A number is written in the bytes that it needs. */
+TEST(numbers_at_the_bounds_of_their_codes)
+{
+    static const uint32_t tags[] = {1,     254,       255,         256,         257,        65534, 65535,
+                                    65536, 65537,     (1u << 31) - 2, (1u << 31) - 1, 1u << 31, (1u << 31) + 1,
+                                    UINT32_MAX};
+    galloc_pool *pool;
+    begin();
+    pool = pool_limited(SIZE_MAX);
+    for (size_t i = 0; i < sizeof tags / sizeof *tags; i++) {
+        galloc_request request = {.bytes = 1000, .pool = pool, .tag = tags[i]};
+        void *p;
+        OK(galloc_alloc(&p, &request));
+        for (int format = GALLOC_SNAPSHOT_JSON; format <= GALLOC_SNAPSHOT_PICKLE; format++) {
+            value *v = snapshot(pool, format);
+            const value *block = value_of(value_of(v, "segments")->first, "blocks")->first;
+            while (block && strcmp(text_of(block, "state"), "active_allocated")) block = block->next;
+            EXPECT(block && number_of(block, "tag") == tags[i]);
+            value_free(v);
+        }
+        OK(galloc_free(p, NULL));
+    }
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
 /* ---- files and errors -------------------------------------------------------------------------------------------- */
 
 static size_t file_size(const char *path)
@@ -893,16 +919,20 @@ TEST(without_host_memory_nothing_is_written)
     begin();
     pool = pool_limited(SIZE_MAX);
     OK(galloc_pool_malloc(pool, &p, 1000, NULL));
-    for (nth = 1; error && nth < 10; nth++) {
-        size_t live = sim_malloc_live();
-        sim_fail_malloc(nth, 0);
-        error = galloc_snapshot(nth % 2 ? pool : NULL, 0, keep, &t);
-        sim_fail_malloc(0, 0);
-        EXPECT(!error || error == cudaErrorMemoryAllocation);
-        EXPECT(!error || t.parts == 0);
-        EXPECT_EQ(sim_malloc_live(), live);
+    for (int all = 0; all < 2; all++) {
+        t.parts = 0;
+        error = cudaErrorMemoryAllocation;
+        for (nth = 1; error && nth < 10; nth++) {
+            size_t live = sim_malloc_live();
+            sim_fail_malloc(nth, 0);
+            error = galloc_snapshot(all ? NULL : pool, 0, keep, &t);
+            EXPECT_EQ(error, sim_failed_mallocs() ? cudaErrorMemoryAllocation : cudaSuccess);
+            sim_fail_malloc(0, 0);
+            EXPECT(!error || t.parts == 0);
+            EXPECT_EQ(sim_malloc_live(), live);
+        }
+        EXPECT(nth > 2 && nth < 10);
     }
-    EXPECT(nth > 2 && nth < 10);
     free(t.data);
     OK(galloc_free(p, NULL));
     OK(galloc_pool_destroy(pool));

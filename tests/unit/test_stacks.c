@@ -833,6 +833,23 @@ TEST(what_is_live_by_stack)
     finish();
 }
 
+TEST(what_is_live_by_stack_has_the_frames_of_its_stack_alone)
+{
+    galloc_config config = config_stacks("memory_limit:1G", 1);
+    char said[GALLOC_REPORT_TEXT];
+    int frames = 0;
+    begin();
+    galloc_pool *pool = pool_new(&config);
+    void *p = site_malloc(pool, 1000, NULL), *q = site_alloc(pool, 2000, NULL);
+    OK(galloc_live_text(pool, said, sizeof said));
+    for (const char *at = said; (at = strstr(at, "\n      ")) != NULL; at++) frames++;
+    if (!EXPECT_EQ(frames, 2)) printf("%s", said);
+    OK(galloc_free(p, NULL));
+    OK(galloc_free(q, NULL));
+    pool_end(pool);
+    finish();
+}
+
 /* A program that the shell finds along PATH has no folder in its name. */
 TEST(a_program_without_a_folder_has_its_name)
 {
