@@ -2195,6 +2195,27 @@ TEST(the_report_fits_segments_like_those_of_pytorch)
     }
 }
 
+/* What a limit leaves for a large segment exactly, is not cut down to a small one. */
+TEST(the_smallest_large_segment_is_possible)
+{
+    for (int less = 0; less < 2; less++) {
+        galloc_config config = config_limit(MIB(30) - (less ? MIB(2) : 0));
+        begin();
+        config.like = GALLOC_LIKE_PYTORCH;
+        config.expandable_segments = 0;
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, MIB(20), 0), *q = NULL;
+        expect_refused(pool, MIB(20), 0);
+        galloc_report r = report_of_failure();
+        EXPECT_EQ(r.largest_possible, less ? MIB(1) : MIB(10));
+        OK(galloc_pool_malloc(pool, &q, r.largest_possible, 0));
+        OK(galloc_free(q, 0));
+        OK(galloc_free(p, 0));
+        pool_end(pool);
+        finish();
+    }
+}
+
 TEST(the_largest_possible_block_is_possible)
 {
     for (int fixed = 0; fixed < 2; fixed++) {

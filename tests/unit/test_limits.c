@@ -293,6 +293,63 @@ TEST(growth_returns_what_is_idle_above_a_lowered_limit)
     finish();
 }
 
+/* A request for all that the device has is refused by a limit below that, and one of more by the device. */
+TEST(the_device_is_named_for_more_than_it_has)
+{
+    for (int device = 0; device < 2; device++) {
+        galloc_config config = galloc_config_default();
+        begin_small(GIB(1));
+        if (device) config.device_limit = MIB(512);
+        else config.memory_limit = MIB(512);
+        galloc_pool *pool = pool_new(&config);
+        expect_no_memory(pool, GIB(1), 0);
+        EXPECT(strstr(galloc_last_message(), device ? "the device_limit is 536870912" : "the pool's memory_limit is"));
+        expect_no_memory(pool, GIB(1) + 512, 0);
+        EXPECT(strstr(galloc_last_message(), "the device has 1073741824") != NULL);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Of two limits that are equal the pool's own is named, unless other pools have taken something of the device's. */
+TEST(of_equal_limits_the_one_that_refuses_is_named)
+{
+    galloc_config config = config_limit(MIB(64));
+    begin();
+    config.device_limit = MIB(64);
+    galloc_pool *pool = pool_new(&config), *other = pool_new(&config);
+    expect_no_memory(pool, MIB(66), 0);
+    EXPECT(strstr(galloc_last_message(), "the pool's memory_limit is 67108864") != NULL);
+    void *p = get(pool, MIB(32), 0);
+    expect_no_memory(pool, MIB(64), 0);
+    EXPECT(strstr(galloc_last_message(), "the pool's memory_limit is 67108864") != NULL);
+    void *q = get(other, MIB(16), 0);
+    expect_no_memory(pool, MIB(32), 0);
+    EXPECT(strstr(galloc_last_message(), "the device_limit is 67108864, of which the device's pools hold 50331648"));
+    OK(galloc_free(q, 0));
+    OK(galloc_free(p, 0));
+    pool_end(other);
+    pool_end(pool);
+    finish();
+}
+
+/* An alignment of the size of the device is not too large by itself: the segment that it would take is named. */
+TEST(an_alignment_of_the_size_of_the_device_is_tried)
+{
+    galloc_config config = config_fixed();
+    begin_small(GIB(1));
+    galloc_request request = {.bytes = MIB(1), .alignment = GIB(1)};
+    request.pool = pool_new(&config);
+    void *p = NULL;
+    EXPECT_EQ(galloc_alloc(&p, &request), cudaErrorMemoryAllocation);
+    EXPECT(strstr(galloc_last_message(), "; the request needs a segment of 1075838976 with alignment") != NULL);
+    request.alignment = GIB(2);
+    EXPECT_EQ(galloc_alloc(&p, &request), cudaErrorMemoryAllocation);
+    EXPECT(strstr(galloc_last_message(), "alignment 2147483648 needs a segment of that size here") != NULL);
+    pool_end(request.pool);
+    finish();
+}
+
 TEST(a_full_device_is_named)
 {
     begin_small(GIB(1));

@@ -297,6 +297,8 @@ TEST(a_limit_that_only_the_size_of_pages_defeats_says_so)
         galloc_pool *pool = pool_new(&config);
         EXPECT_EQ(galloc_pool_malloc(pool, &p, 512, 0), cudaErrorMemoryAllocation);
         EXPECT(says("pages have 2097152 bytes") && says("1048576"));
+        EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(1), 0), cudaErrorMemoryAllocation); /* the limit exactly */
+        EXPECT(says("pages have 2097152 bytes") && says("1048576"));
         EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(1) + 512, 0), cudaErrorMemoryAllocation);
         EXPECT(says("1048576") && !strstr(galloc_last_message(), "pages have"));
         pool_end(pool);
