@@ -2972,4 +2972,41 @@ TEST(a_limited_request_does_not_wait_for_another_pool)
     finish();
 }
 
+typedef struct beside {
+    galloc_pool *other;
+    cudaStream_t stream;
+    void *got;
+} beside;
+
+static void allocate_beside(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    beside *b = user;
+    (void)pool, (void)addr, (void)bytes;
+    if (!b->got) OK(galloc_pool_malloc(b->other, &b->got, MIB(4), b->stream));
+}
+
+/* Within on_map and on_unmap only pools that have such callbacks map nothing. */
+TEST(a_pool_without_callbacks_grows_within_those_of_another)
+{
+    for (int unmaps = 0; unmaps < 2; unmaps++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_expandable(1);
+        beside b = {pool_expandable(1), s, NULL};
+        galloc_callbacks calls = {.user = &b};
+        if (unmaps) calls.on_unmap = allocate_beside;
+        else calls.on_map = allocate_beside;
+        OK(galloc_pool_set_callbacks(pool, &calls));
+        OK(galloc_free(get(pool, MIB(2), s), s));
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT(b.got != NULL);
+        EXPECT_EQ(stats_of(b.other).reserved.current, MIB(4));
+        if (b.got) OK(galloc_free(b.got, s));
+        pool_end(b.other);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 TEST_MAIN()
