@@ -557,6 +557,15 @@ void inside_set_memory_limit(galloc_pool *pool, size_t bytes) { gai_budget_set_o
 void inside_set_live_peak(galloc_pool *pool, size_t bytes) { inside_pool(pool)->live_peak = bytes; }
 void inside_never_look_for_idle(galloc_pool *pool) { inside_pool(pool)->collector.look = UINT64_MAX; }
 
+void inside_count_all(galloc_pool *pool, uint64_t n)
+{
+    galloc_stats *s = &inside_pool(pool)->stats;
+    uint64_t *const counters[] = {&s->mallocs, &s->frees, &s->failures, &s->rejections, &s->hits, &s->grows,
+                                  &s->splits, &s->merges, &s->marks, &s->waits, &s->moves, &s->moved_bytes,
+                                  &s->collections, &s->collected_bytes, &s->checks, &s->unchecked, &s->damages};
+    for (size_t i = 0; i < sizeof counters / sizeof *counters; i++) *counters[i] += n;
+}
+
 void inside_count_live(galloc_pool *pool, long long bytes) { inside_pool(pool)->stats.live.current += bytes; }
 
 void inside_charge(galloc_pool *pool, size_t bytes, int on)

@@ -109,6 +109,7 @@ size_t inside_most_old_mappings(void);
 
 int inside_ended(galloc_pool *pool); /* or is about to: no call comes into it any more */
 void inside_set_memory_limit(galloc_pool *pool, size_t bytes);
+void inside_count_all(galloc_pool *pool, uint64_t n); /* each counter of what happened rises by n */
 void inside_count_live(galloc_pool *pool, long long bytes); /* the counter of live bytes is off by so many */
 void inside_charge(galloc_pool *pool, size_t bytes, int on); /* the device's limits are charged more, or as before */
 void inside_set_live_peak(galloc_pool *pool, size_t bytes);

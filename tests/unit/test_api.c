@@ -2543,6 +2543,33 @@ TEST(peaks_leave_out_what_another_stream_has_freed)
 }
 
 /* More blocks, but fewer bytes than before. */
+/* A reset leaves no counter of what happened, and all that there is. */
+TEST(a_reset_ends_each_count)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, MIB(3), 0);
+    inside_count_all(pool, 1000);
+    galloc_stats full = stats_of(pool);
+    EXPECT_EQ(full.mallocs, 1001);
+    EXPECT(full.damages == 1000 && full.waits == 1000 && full.collected_bytes == 1000);
+    OK(galloc_pool_stats_reset(pool));
+    galloc_stats s = stats_of(pool);
+    EXPECT_EQ(s.mallocs + s.frees + s.failures + s.rejections + s.hits + s.grows, 0);
+    EXPECT_EQ(s.splits + s.merges + s.marks + s.waits + s.moves + s.moved_bytes, 0);
+    EXPECT_EQ(s.collections + s.collected_bytes + s.checks + s.unchecked + s.damages, 0);
+    EXPECT_EQ(s.live.current, MIB(3));
+    EXPECT_EQ(s.blocks.current, 1);
+    EXPECT_EQ(s.reserved.current, full.reserved.current);
+    EXPECT_EQ(s.addresses, full.addresses);
+    OK(galloc_free(p, 0));
+    s = stats_of(pool);
+    EXPECT_EQ(s.frees, 1);
+    EXPECT_EQ(s.mallocs, 0);
+    pool_end(pool);
+    finish();
+}
+
 TEST(the_peak_of_blocks_is_their_own)
 {
     begin();

@@ -2586,6 +2586,39 @@ static int sweep_one(const char *function, long nth, int on, int fixed)
     return faulty != 0;
 }
 
+/* Memory of a graph that galloc does not know would be free for other streams at once. */
+TEST(a_stream_whose_capture_is_not_told_gets_no_memory)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    cudaGraph_t graph = NULL;
+    galloc_pool *pool = pool_new(NULL);
+    void *p = NULL;
+    OK(galloc_free(get(pool, MIB(4), s), s));
+    OK(cudaStreamSynchronize(s));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    for (int known = 0; known < 2; known++) {
+        sim_fail("cuStreamGetCaptureInfo", 1, 0, cudaErrorUnknown);
+        EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(4), s), cudaErrorUnknown);
+        EXPECT(p == NULL);
+        EXPECT_EQ(sim_failed(), 1);
+        EXPECT(strstr(galloc_last_message(), "looking at the stream") != NULL);
+        sim_fail_clear();
+        void *q = get(pool, MIB(4), s);
+        EXPECT(info_of(q).capture_id != 0);
+        sim_fail("cuStreamGetCaptureInfo", 1, 0, cudaErrorUnknown);
+        EXPECT_EQ(galloc_record_stream(q, s), cudaErrorUnknown);
+        EXPECT_EQ(sim_failed(), 1);
+        sim_fail_clear();
+        OK(galloc_free(q, s));
+    }
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(a_capture_survives_every_call_that_fails)
 {
     static const char *const functions[] = {

@@ -225,4 +225,18 @@ static int fork_before_the_driver(void)
 /* A child whose parent has used no driver may use it, from its first handler on. */
 TEST(a_child_may_be_the_first_to_use_the_driver) { EXPECT_EQ(in_child(fork_before_the_driver), 0); }
 
+static int fork_after_a_driver_that_fails(void)
+{
+    begin();
+    sim_fail("cuInit", 1, 0, cudaErrorNoDevice);
+    EXPECT_EQ(galloc_malloc(&block, KIB(4), NULL), cudaErrorNoDevice);
+    EXPECT_EQ(sim_failed(), 1);
+    sim_fail_clear();
+    EXPECT_EQ(pthread_atfork(NULL, NULL, use_the_driver), 0);
+    return in_child(use_it_again) || any_failure();
+}
+
+/* So may one whose parent's first call has failed to begin. */
+TEST(a_child_may_use_the_driver_that_its_parent_could_not) { EXPECT_EQ(in_child(fork_after_a_driver_that_fails), 0); }
+
 TEST_MAIN()

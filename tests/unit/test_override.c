@@ -745,6 +745,21 @@ TEST(shutdowns_that_fail_leave_cudamalloc)
     no_findings();
 }
 
+/* The error is the pool's own, not that the pool still exists. */
+TEST(a_shutdown_has_the_error_of_the_pool_of_cudamalloc)
+{
+    start();
+    OK(cudaFree(alloc(MIB(1))));
+    sim_fail("cuMemAddressFree", 1, 0, cudaErrorUnknown);
+    sim_fail("cuMemAddressFree", 2, 0, cudaErrorUnknown);
+    EXPECT_EQ(galloc_shutdown(), cudaErrorUnknown);
+    EXPECT_EQ(sim_failed(), 2);
+    EXPECT(strstr(galloc_last_message(), "cuMemAddressFree") != NULL);
+    sim_fail_clear();
+    OK(galloc_shutdown());
+    no_findings();
+}
+
 TEST(shutdowns_end_pools_of_cudamalloc)
 {
     start();

@@ -746,6 +746,24 @@ TEST(paths_that_cannot_be_say_why)
     finish();
 }
 
+/* Up to 300 bytes of a name are shown, and that there are more. */
+TEST(a_long_path_is_shown_in_part)
+{
+    static char path[400];
+    begin();
+    galloc_pool *pool = pool_limited(SIZE_MAX);
+    for (size_t n = 299; n <= 302; n++) {
+        memset(path, '/', n);
+        memcpy(path, "/dev", 4);
+        memcpy(path + n - 4, "null", 5);
+        EXPECT_EQ(galloc_snapshot_save(pool, path), cudaErrorOperatingSystem);
+        EXPECT_EQ(strstr(galloc_last_message(), "... is no plain file") != NULL, n > 300);
+        EXPECT_EQ(strstr(galloc_last_message(), "/null is no plain file") != NULL, n <= 300);
+    }
+    pool_end(pool);
+    finish();
+}
+
 static int rename_fails;  /* with this errno; 0: it does what it should */
 static char renamed[200]; /* the last file that got a new name */
 
