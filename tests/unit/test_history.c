@@ -824,6 +824,13 @@ TEST(tags_have_names)
     EXPECT(!value_of(event_named(v, "alloc"), "frames")->first);
     value_free(v);
     for (tag = 8; tag <= 100; tag++) OK(galloc_tag_name(tag, NULL));
+    /* The first and the last of all printable characters are copied. */
+    OK(galloc_tag_name(7, "~ a ~b~"));
+    v = snapshot(pool, GALLOC_SNAPSHOT_PICKLE);
+    frame = value_of(event_named(v, "alloc"), "frames")->first;
+    EXPECT(frame && !strcmp(text_of(frame, "name"), "~ a ~b~"));
+    value_free(v);
+    OK(galloc_tag_name(7, NULL));
     OK(galloc_free(p, NULL));
     pool_end(pool);
     finish();

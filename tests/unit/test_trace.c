@@ -272,6 +272,32 @@ TEST(rows_of_requests_have_the_same_words_with_all_settings)
     }
 }
 
+/* With another backend than pages no block begins at a page's boundary by itself, also if it has room. */
+TEST(a_row_has_each_alignment_that_a_backend_would_not_give)
+{
+    static const char *const conf[] = {"", "backend:cudaMalloc", "backend:cudaMallocAsync"};
+    for (size_t i = 0; i < sizeof conf / sizeof *conf; i++) {
+        galloc_config config = galloc_config_default();
+        galloc_request request = {0};
+        void *p;
+        begin();
+        log_to("log.csv");
+        OK(galloc_config_parse(&config, conf[i], NULL, 0));
+        request.pool = pool_new(&config);
+        request.bytes = 1000;
+        request.max_bytes = MIB(8);
+        request.alignment = MIB(1);
+        OK(galloc_alloc(&p, &request));
+        OK(galloc_free(p, 0));
+        log_begin();
+        expect_row("allocate,%p,1000,0,1,room=%zu%s", p, MIB(8), i ? " align=1048576" : "");
+        pool_end(request.pool);
+        free(log_rows), log_rows = NULL;
+        log_ends();
+        finish();
+    }
+}
+
 TEST(rows_of_waits_captures_and_requests_that_fail)
 {
     galloc_pool *pool;
