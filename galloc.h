@@ -10170,7 +10170,6 @@ static void gai_guards_look(galloc_pool *pool)
    the pool may have ended. [no lock] */
 static void gai_guards_tend(galloc_pool *pool)
 {
-    int is_new = gai_thread.message_is_new;
     if (!gai_pool_pin(pool)) return;
     if (gai_counted(&pool->guards.pending)) {
         int polls = gai_guards_press(pool) && gai_next(&pool->guards.looks) % GAI_POLLS == 0;
@@ -10179,7 +10178,6 @@ static void gai_guards_tend(galloc_pool *pool)
         if (polls || gai_counted(&pool->guards.pending) < gai_counted(&pool->guards.stuck))
             gai_set_relaxed(&pool->guards.stuck, gai_counted(&pool->guards.pending));
     }
-    gai_thread.message_is_new = is_new;
     gai_pool_unpin(pool);
 }
 
