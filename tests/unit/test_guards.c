@@ -1134,6 +1134,25 @@ TEST(the_quarantine_is_bounded_for_each_kind_of_free)
     }
 }
 
+/* A large block takes the place of many small ones: as many leave as it needs. */
+TEST(several_blocks_leave_the_quarantine_for_a_large_one)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_quarantine(KIB(8));
+    void *p[8], *large = get(pool, KIB(6), s);
+    for (int i = 0; i < 8; i++) p[i] = get(pool, KIB(1), s);
+    for (int i = 0; i < 8; i++) OK(galloc_free(p[i], s));
+    look_now(pool);
+    expect_checks(pool, 0, 0); /* they are just its most */
+    OK(galloc_free(large, s));
+    look_now(pool);
+    expect_checks(pool, 6, 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* It is not reused before the stream that looks at it has done so. */
 TEST(a_block_that_leaves_the_quarantine_waits_for_its_check)
 {
