@@ -633,6 +633,34 @@ TEST(per_thread_streams_of_two_threads_in_a_second_context_are_two)
     finish();
 }
 
+static void *frees_in_two_contexts(void *pool)
+{
+    for (int device = 0; device < 2; device++) {
+        (void)primary(device);
+        void *p[8];
+        for (int i = 0; i < 8; i++) p[i] = get(pool, 1000, cudaStreamPerThread);
+        for (int i = 0; i < 8; i++) OK(galloc_free(p[i], cudaStreamPerThread));
+    }
+    size_t cached = 0;
+    for (size_t i = 0; i < inside_streams(pool); i++) cached += inside_stream_at(pool, i).blocks > 0;
+    EXPECT_EQ(cached, 2);
+    return NULL;
+}
+
+TEST(a_thread_that_ends_leaves_nothing_in_the_caches_of_its_streams_in_any_context)
+{
+    pthread_t thread;
+    begin_devices(2, SIM_PACE_PROMPT);
+    galloc_pool *pools[2] = {pool_of("", 0), pool_of("", 0)};
+    for (int k = 0; k < 2; k++) {
+        EXPECT_EQ(pthread_create(&thread, NULL, frees_in_two_contexts, pools[k]), 0);
+        EXPECT_EQ(pthread_join(thread, NULL), 0);
+        for (size_t i = 0; i < inside_streams(pools[k]); i++) EXPECT_EQ(inside_stream_at(pools[k], i).blocks, 0);
+    }
+    for (int k = 0; k < 2; k++) pool_end(pools[k]);
+    finish();
+}
+
 /* At its limit a pool looks in the graph for what the stream follows: the one that the program named, not the default
    stream of the pool's context, which the pool has made current. */
 TEST(a_per_thread_stream_of_another_device_follows_what_it_waited_for)

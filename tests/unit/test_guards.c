@@ -2975,6 +2975,11 @@ TEST(a_sync_point_does_not_wait_for_the_quarantine)
     EXPECT_EQ(sim_blocking_calls(), waits);
     EXPECT_EQ(sim_calls("cuStreamCreate"), streams);
     EXPECT(!sim_stream_done(t));
+    EXPECT_EQ(stats_of(pool).unchecked, 0); /* the first of them stays, too */
+    OK(cudaStreamSynchronize(s));
+    OK(galloc_pool_sync_point(pool, &released));
+    EXPECT_EQ(stats_of(pool).unchecked, 0);
+    EXPECT_EQ(stats_of(pool).checks, 1);
     OK(galloc_free(q, t));
     pool_end(pool);
     stream_end(s);

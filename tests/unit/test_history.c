@@ -540,6 +540,19 @@ TEST(each_call_is_noted_until_the_history_ends)
     v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
     EXPECT_EQ(value_count(events_of(v)), 0);
     value_free(v);
+    /* Of several streams each one's cache is shut, and opened again. */
+    cudaStream_t more[3];
+    for (int k = 0; k < 3; k++) more[k] = stream_new();
+    for (int on = 0; on < 3; on++) {
+        OK(galloc_pool_history(pool, on % 2 ? 1000 : 0));
+        for (i = 0; i < 60; i++) OK(galloc_free(get(pool, 5000, more[i % 3]), more[i % 3]));
+        for (int k = 0; k < 3; k++) EXPECT_EQ(inside_stream_of(pool, stream_id(more[k])).open, on % 2 == 0);
+        v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+        EXPECT_EQ(events_named(v, "alloc"), on % 2 ? 60 : 0);
+        EXPECT_EQ(events_named(v, "free_requested"), on % 2 ? 60 : 0);
+        value_free(v);
+    }
+    for (int k = 0; k < 3; k++) stream_end(more[k]);
     /* Again, beside a block from before. */
     p = get(pool, 777, stream);
     OK(galloc_pool_history(pool, 1000));

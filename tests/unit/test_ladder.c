@@ -2552,6 +2552,19 @@ TEST(the_text_has_each_figure_of_the_report)
         r.streams[i].bytes = 28 + (unsigned)i;
     }
     EXPECT(says(&r, "out of memory: 23 bytes (24 after rounding) on stream 25\ncause: a cause\n"));
+    r.captured = 1;
+    EXPECT(says(&r, "(24 after rounding) on stream 25, which is being captured\ncause: a cause\n"));
+    r.captured = 0;
+    EXPECT(says(&r, "no step was taken"));
+    r.steps_taken = 1;
+    r.steps[0].name = "first";
+    r.steps[0].gained = 31;
+    r.steps[1].name = "second";
+    r.steps[1].left_out = "a reason";
+    EXPECT(says(&r, "steps taken, and the bytes gained\n  first ") && says(&r, "  31\n  second ") &&
+           says(&r, "  left out: a reason\nwhat would help\n"));
+    r.rounds = 1;
+    EXPECT(says(&r, "steps taken, and the bytes gained in 2 rounds\n  first ") && !says(&r, "no step was taken"));
     expect_line(&r, "live", 2, "");
     expect_line(&r, "rounding", 3, "");
     expect_line(&r, "cached", 4, "of it:");
