@@ -393,6 +393,30 @@ TEST(several_devices)
 
 static void count(void *number) { ++*(int *)number; }
 
+/* Work in each context that galloc has met is waited for, whichever it met first. */
+TEST(a_free_waits_for_work_in_several_contexts)
+{
+    enum { N = 3 };
+    CUcontext context[N] = {NULL}, now = NULL;
+    CUstream stream[N] = {NULL};
+    int done[N] = {0};
+    start();
+    OK(cudaSetDevice(0));
+    char *p = alloc(MIB(1));
+    for (int i = 0; i < N; i++) {
+        sim_access access = {p + (size_t)i * KIB(64), KIB(64), SIM_WRITE, (uint64_t)i + 1};
+        OK(cuCtxCreate(&context[i], NULL, 0, 0));
+        OK(cuStreamCreate(&stream[i], CU_STREAM_NON_BLOCKING));
+        OK(galloc_record_stream(p, stream[i]));
+        for (int k = 0; k < 20 * (N - i); k++) OK(sim_launch_call(stream[i], &access, 1, count, &done[i]));
+        OK(cuCtxPopCurrent(&now));
+    }
+    OK(cudaFree(p));
+    for (int i = 0; i < N; i++) EXPECT_EQ(done[i], 20 * (N - i));
+    for (int i = 0; i < N; i++) OK(cuCtxDestroy(context[i]));
+    no_findings();
+}
+
 /* A context of the program's own stays current, and the memory is free once no context of the device uses it. */
 TEST(contexts)
 {
