@@ -376,7 +376,6 @@ TEST(memory_is_waited_for_in_each_context_that_freed_it)
     }
 }
 
-/* The legacy streams of two contexts have one handle, and nothing to do with each other; so have per-thread ones. */
 /* Who waits for all devices makes no context on those that the program does not use: there may be no room for one. */
 TEST(a_wait_for_all_devices_leaves_unused_ones_alone)
 {
@@ -406,6 +405,69 @@ TEST(a_wait_for_all_devices_leaves_unused_ones_alone)
     finish();
 }
 
+/* Where one of the calls of that wait fails, nothing that waits for all devices is taken for complete: the trim says
+   so, gives nothing back, and the next one does. */
+TEST(a_failed_wait_for_all_devices_completes_nothing)
+{
+    static const char *const calls[] = {"cuDeviceGetCount", "cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain",
+                                        "cuCtxPushCurrent", "cuMemHostAlloc", "cuMemFreeHost"};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        int fired = 1, nth;
+        for (nth = 1; fired; nth++) {
+            begin_devices(2, SIM_PACE_STILL);
+            CUcontext beside = context_new(0);
+            cudaStream_t far = stream_in(primary(1)), near = stream_in(beside);
+            (void)primary(0);
+            cudaStream_t s = stream_new();
+            galloc_pool *pool = pool_new(NULL);
+            size_t given = 1;
+            OK(galloc_free(get(pool, KIB(64), far), far));
+            OK(galloc_free(get(pool, KIB(64), near), near));
+            for (int k = 0; k < 4; k++) OK(galloc_free(get_used(pool, KIB(64), s, 1), s)); /* for s only? Unconfirmed */
+            long held = sim_calls("cuDevicePrimaryCtxRetain") - sim_calls("cuDevicePrimaryCtxRelease");
+            sim_fail(calls[i], nth, 0, cudaErrorUnknown);
+            cudaError_t result = galloc_pool_trim(pool, 0, &given);
+            fired = sim_failed() > 0;
+            held += fired && !strcmp(calls[i], "cuDevicePrimaryCtxRetain"); /* the call that failed */
+            EXPECT_EQ(sim_calls("cuDevicePrimaryCtxRetain") - sim_calls("cuDevicePrimaryCtxRelease"), held);
+            sim_fail_clear();
+            EXPECT_EQ(result, fired ? cudaErrorUnknown : cudaSuccess);
+            EXPECT_EQ(given, fired && nth < 4 ? 0 : MIB(2)); /* the fourth wait is for what is known of s alone */
+            OK(galloc_pool_trim(pool, 0, NULL));
+            EXPECT_EQ(stats_of(pool).reserved.current, 0);
+            pool_end(pool);
+            stream_end(s);
+            finish();
+        }
+    }
+}
+
+/* The launches of a graph are waited for in the pool's context and in the one of the graph, and each of these waits may
+   fail: then the trim has failed, though the waits after it do not. */
+TEST(a_failed_wait_for_launches_is_not_forgotten)
+{
+    for (int nth = 1; nth <= 2; nth++) {
+        begin_devices(2, SIM_PACE_STILL);
+        cudaStream_t far = stream_in(primary(1));
+        cudaGraph_t graph = NULL;
+        (void)primary(0);
+        galloc_pool *pool = pool_new(NULL);
+        OK(galloc_free(get(pool, 4096, far), far));
+        OK(cudaStreamBeginCapture(far, cudaStreamCaptureModeThreadLocal));
+        OK(galloc_free(get(pool, MIB(4), far), far));
+        OK(cudaStreamEndCapture(far, &graph));
+        sim_fail("cuMemHostAlloc", nth, 0, cudaErrorUnknown);
+        EXPECT_EQ(galloc_pool_trim(pool, 0, NULL), cudaErrorUnknown);
+        EXPECT_EQ(sim_failed(), 1);
+        sim_fail_clear();
+        OK(galloc_pool_trim(pool, 0, NULL));
+        OK(cudaGraphDestroy(graph));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* The legacy streams of two contexts have one handle, and nothing to do with each other; so have per-thread ones. */
 TEST(default_streams_of_two_contexts_are_two_streams)
 {
     for (int per_thread = 0; per_thread < 2; per_thread++) {
