@@ -1037,6 +1037,24 @@ TEST(blocks_in_quarantine_are_not_reused_and_counted_as_free)
     finish();
 }
 
+/* The next block could be used twice as well: peaks are those of what the program has. */
+TEST(peaks_are_without_what_is_in_quarantine)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_quarantine(MIB(1));
+    for (int i = 0; i < 8; i++) OK(galloc_free(get(pool, KIB(30), s), s));
+    galloc_stats stats = stats_of(pool);
+    EXPECT(stats.reserved.peak >= 8 * KIB(30));
+    EXPECT_EQ(stats.live.peak, KIB(30));
+    EXPECT_EQ(stats.blocks.peak, 1);
+    EXPECT_EQ(stats.allocated.peak, KIB(30));
+    EXPECT_EQ(stats.blocks.current + stats.live.current, 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* What follows a block that was written to after its free is no place that this could have come from. */
 TEST(a_write_after_the_free_names_no_neighbour)
 {

@@ -669,6 +669,7 @@ __attribute__((constructor)) static void be_the_child(void)
     int n;
     if (!what || sscanf(what, "%d,%19s", &n, how) != 2) return;
     in_child = 1;
+    options.devices = 2;
     if (sim_start(&options)) _exit(2);
     pairs_in_child = n;
     if (!strcmp(how, "inside") || !strcmp(how, "leave")) {
@@ -676,6 +677,10 @@ __attribute__((constructor)) static void be_the_child(void)
         (void)galloc_malloc(NULL, 1, NULL);
     }
     pairs(n, 1000);
+    if (!strcmp(how, "both")) {
+        cudaSetDevice(1);
+        pairs(n, 1000);
+    }
     if (!strcmp(how, "late") && galloc_malloc(&kept, 100, NULL)) _exit(2);
     if (!strcmp(how, "kill")) raise(SIGKILL);
     if (!strcmp(how, "held")) {
@@ -745,6 +750,20 @@ TEST(a_process_that_ends_leaves_all_rows)
     text = text_in(path);
     EXPECT(strstr(text, ",100,0,1,\n"));
     free(text);
+    log_ends();
+    finish();
+}
+
+TEST(a_process_that_ends_leaves_all_rows_of_each_log)
+{
+    begin();
+    log_to("%d.csv");
+    (void)run_child(7, "both");
+    for (int device = 0; device < 2; device++) {
+        snprintf(path, sizeof path, "%s/%d.csv", folder, device);
+        EXPECT_EQ(rows_in(path), 14);
+        if (device == 0) unlink(path);
+    }
     log_ends();
     finish();
 }
