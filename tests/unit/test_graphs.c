@@ -622,6 +622,35 @@ TEST(a_stream_goes_on_behind_an_edge_with_data)
         finish();
     }
 }
+
+/* Another stream's next launch may begin before that node ends, too. */
+TEST(another_stream_does_not_follow_over_its_own_edge_with_data)
+{
+    for (int early = 0; early < 2; early++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_for(3);
+        cudaGraphEdgeData edge = {.from_port = (unsigned char)early, .type = (unsigned char)early};
+        cudaEvent_t event;
+        OK(cudaEventCreate(&event));
+        capture_begin(s);
+        void *p = get_block(pool, s, 1);
+        cudaGraphNode_t node = launch_chain(s, p);
+        OK(galloc_free(p, s));
+        OK(cudaEventRecord(event, s));
+        OK(cudaStreamWaitEvent(t, event, 0));
+        OK(cudaStreamUpdateCaptureDependencies(t, &node, &edge, 1, cudaStreamSetCaptureDependencies));
+        EXPECT_EQ(pass(pool, t, 4) == p, !early);
+        OK(cudaEventRecord(event, t));
+        OK(cudaStreamWaitEvent(s, event, 0));
+        cudaGraph_t graph = capture_end(s);
+        OK(cudaGraphDestroy(graph));
+        OK(cudaEventDestroy(event));
+        expect_room(pool, 3);
+        pool_end(pool);
+        finish();
+    }
+}
 #endif
 
 /* Two branches that begin behind programmatic launches: what one frees is no memory for the other. */

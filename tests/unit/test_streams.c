@@ -1791,6 +1791,35 @@ TEST(legacy_is_left_alone_while_a_blocking_stream_captures)
     }
 }
 
+/* A free elsewhere of a block that legacy used, or the captured stream itself before. */
+TEST(a_free_records_nothing_on_streams_that_capture)
+{
+    for (int legacy = 0; legacy < 2; legacy++) {
+        begin_still();
+        cudaStream_t blocking = NULL, s = stream_new();
+        cudaGraph_t graph = NULL;
+        OK(cudaStreamCreate(&blocking));
+        cudaStream_t user = legacy ? 0 : blocking;
+        galloc_pool *pool = pool_new(NULL);
+        void *p = get_used(pool, MIB(8), s, 1);
+        OK(galloc_record_stream(p, user));
+        order(s, user);
+        put(user, p, MIB(8), 2);
+        OK(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeThreadLocal));
+        long records = sim_calls("cuEventRecord");
+        OK(galloc_free(p, s));
+        EXPECT(sim_calls("cuEventRecord") <= records + 1); /* on s */
+        void *q = get_used(pool, MIB(8), s, 3);
+        EXPECT(q != p);
+        OK(cudaStreamEndCapture(blocking, &graph));
+        EXPECT(graph != NULL);
+        OK(cudaGraphDestroy(graph));
+        OK(galloc_free(q, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
 static galloc_pool *thread_pool;
 static void *thread_ptr;
 
