@@ -2110,4 +2110,152 @@ TEST(no_oversize_segment_is_returned_for_a_limited_request)
     expect_no_wait("like:pytorch,memory_limit:100M,max_split_size:40M,wait_limit_ms:0", MIB(60), MIB(70), 0);
 }
 
+/* What is reserved is for the first stream that needs it, also where other streams have segments of that kind. */
+TEST(reserved_memory_is_no_other_streams)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = torch_pool(SIZE_MAX);
+    void *p = get(pool, MIB(30), s), *q = get(pool, KIB(1), s);
+    OK(galloc_pool_reserve(pool, MIB(90)));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    long calls = sim_calls("cuMemAlloc");
+    void *r = get(pool, MIB(90), t);
+    EXPECT_EQ(sim_calls("cuMemAlloc"), calls);
+    give(r, t);
+    give(p, s);
+    give(q, s);
+    stream_end(t);
+    end(pool, s);
+}
+
+/* What is reserved is not put beside what a graph has left that is gone, where nothing is collected. */
+TEST(reserved_memory_is_collected_beside_what_a_graph_has_left)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = with(torch_config(), "garbage_collection_threshold:0.5,memory_limit:200M");
+    galloc_pool *pool = pool_new(&config);
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamBeginCapture(t, cudaStreamCaptureModeRelaxed));
+    void *result = get(pool, MIB(24), t);
+    OK(cudaStreamEndCapture(t, &graph));
+    OK(cudaGraphDestroy(graph));
+    give(result, t);
+    OK(cudaDeviceSynchronize());
+    for (int i = 0; i < 3; i++) OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* it is noticed */
+    EXPECT_EQ(reserved(pool), MIB(24));
+    OK(galloc_pool_reserve(pool, MIB(40)));
+    void *p = get(pool, MIB(50), s);
+    EXPECT_EQ(reserved(pool), MIB(114));
+    void *q = get(pool, MIB(46), s); /* 14 MiB are held too much: the reserved ones go */
+    EXPECT_EQ(reserved(pool), MIB(120));
+    give(p, s);
+    give(q, s);
+    stream_end(t);
+    end(pool, s);
+}
+
+/* Of several segments that a stream has left, the smallest in which a request fits is taken over. */
+TEST(the_smallest_segment_that_fits_is_taken_over)
+{
+    for (int order_of = 0; order_of < 2; order_of++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = torch_pool(SIZE_MAX);
+        static const size_t sizes[2][3] = {{MIB(22), MIB(30), MIB(60)}, {MIB(60), MIB(30), MIB(22)}};
+        void *p[3];
+        for (int i = 0; i < 3; i++) p[i] = get(pool, sizes[order_of][i], s);
+        for (int i = 0; i < 3; i++) give(p[i], s);
+        OK(cudaDeviceSynchronize());
+        OK(galloc_stream_retire(s));
+        stream_end(s);
+        OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+        void *q = get(pool, MIB(30), t), *r = get(pool, MIB(22), t);
+        EXPECT(q == p[1]);
+        EXPECT(r == p[order_of ? 2 : 0]);
+        EXPECT_EQ(reserved(pool), MIB(112));
+        give(q, t);
+        give(r, t);
+        end(pool, t);
+    }
+}
+
+/* A collection ends as soon as it has as much as is held too much, to the byte. */
+TEST(a_collection_that_has_just_enough_takes_no_more)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = with(torch_config(), "garbage_collection_threshold:0.5,memory_limit:200M");
+    galloc_pool *pool = pool_new(&config);
+    give(get(pool, MIB(22), s), s);
+    for (int i = 0; i < 6; i++) give(get(pool, MIB(30), s), s);
+    void *wall = get(pool, MIB(70), s);
+    EXPECT_EQ(reserved(pool), MIB(122));
+    void *p = get(pool, MIB(46), s);
+    EXPECT_EQ(reserved(pool), MIB(30 + 70 + 46));
+    give(p, s);
+    give(wall, s);
+    end(pool, s);
+}
+
+static void run_before_the_wait(const char *function)
+{
+    if (!strcmp(function, "cuMemFreeHost")) sim_run(-1);
+}
+
+/* The wait of a step fails although the work is complete: the error is told, and no block is given out. */
+TEST(a_step_whose_wait_fails_gives_no_block_out)
+{
+    static const char *const steps[] = {"memory_limit:100M", "gc_threshold:0.5,memory_limit:100M",
+                                        "max_split_size_mb:20,memory_limit:100M"};
+    for (int i = 0; i < 3; i++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_config config = with(torch_config(), steps[i]);
+        galloc_pool *pool = pool_new(&config);
+        void *old = get_used(pool, MIB(60), s, 2), *young = get_used(pool, MIB(30), s, 1), *p = NULL;
+        order(s, t);
+        look(t, old, MIB(60), 2);
+        OK(galloc_record_stream(old, t));
+        give(young, s);
+        give(old, s);
+        sim_hook(run_before_the_wait, NULL);
+        sim_fail("cuMemFreeHost", 1, 1, cudaErrorUnknown);
+        EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(60), s), cudaErrorUnknown);
+        sim_fail_clear();
+        sim_hook(NULL, NULL);
+        EXPECT(p == NULL);
+        EXPECT_EQ(stats_of(pool).blocks.current, 0);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        p = get_used(pool, MIB(60), s, 3);
+        EXPECT_EQ(stats_of(pool).blocks.current, 1);
+        give(p, s);
+        stream_end(t);
+        end(pool, s);
+    }
+}
+
+/* An alignment of 2 MiB is had in a small segment, a greater one in a large one. */
+TEST(small_segments_have_alignments_to_2_mib)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = torch_pool(SIZE_MAX);
+    galloc_request request = {.bytes = 512, .alignment = MIB(2), .stream = s, .pool = pool};
+    void *p = NULL, *q = NULL;
+    OK(galloc_alloc(&p, &request));
+    EXPECT_EQ(torch_of(pool).segment.small_pool.current, 1);
+    EXPECT_EQ(torch_of(pool).segment.large_pool.current, 0);
+    EXPECT_EQ((uintptr_t)p % MIB(2), 0);
+    request.alignment = MIB(4);
+    OK(galloc_alloc(&q, &request));
+    EXPECT_EQ(torch_of(pool).segment.small_pool.current, 1);
+    EXPECT_EQ(torch_of(pool).segment.large_pool.current, 1);
+    EXPECT_EQ((uintptr_t)q % MIB(4), 0);
+    give(p, s);
+    give(q, s);
+    end(pool, s);
+}
+
 TEST_MAIN()
