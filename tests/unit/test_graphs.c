@@ -343,10 +343,11 @@ TEST(a_stream_that_is_set_back_from_a_wide_join_shares_nothing)
     }
 }
 
+enum { JOINED = 150 };
+
 /* A node that comes after many others: the stream's past is one of them. */
 TEST(a_stream_goes_on_behind_a_join_of_many)
 {
-    enum { JOINED = 150 };
     for (int first = 0; first < 2; first++) {
         begin();
         cudaStream_t s = stream_new();
@@ -363,6 +364,45 @@ TEST(a_stream_goes_on_behind_a_join_of_many)
         EXPECT(pass(pool, s, 2) == p);
         (void)capture_end(s);
         OK(cudaGraphDestroy(graph));
+        pool_end(pool);
+        finish();
+    }
+}
+
+static void refuse_all_joined(size_t bytes)
+{
+    if (bytes / (JOINED + 1) == 2 * sizeof(cudaGraphNode_t)) sim_fail_malloc(1, 0);
+}
+
+/* If a query of that node fails, or host memory for its answer, nothing is known of what it comes after. */
+TEST(a_join_of_many_that_cannot_be_read_proves_nothing)
+{
+    enum { QUERIES = 3 };
+    for (int nth = 1; nth <= QUERIES + 1; nth++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_for(2);
+        cudaGraphNode_t after[JOINED + 1], node;
+        cudaGraph_t graph = NULL;
+        OK(cudaGraphCreate(&graph, 0));
+        OK(cudaStreamBeginCaptureToGraph(s, graph, NULL, NULL, 0, cudaStreamCaptureModeRelaxed));
+        void *p = pass(pool, s, 1), *q = NULL;
+        after[JOINED] = last_node(graph);
+        for (int i = 0; i < JOINED; i++) OK(cudaGraphAddEmptyNode(&after[i], graph, NULL, 0));
+        OK(cudaGraphAddEmptyNode(&node, graph, after, JOINED + 1));
+        OK(cudaStreamUpdateCaptureDependencies(s, &node, PLAIN_EDGES 1, cudaStreamSetCaptureDependencies));
+        if (nth <= QUERIES) sim_fail("cuGraphNodeGetDependencies", nth, 0, 0);
+        else inside_on_malloc = refuse_all_joined;
+        OK(galloc_pool_malloc(pool, &q, BLOCK, s));
+        EXPECT(q != p);
+        if (nth <= QUERIES) EXPECT_EQ(sim_failed(), 1);
+        else EXPECT_EQ(sim_failed_mallocs(), 1);
+        inside_on_malloc = NULL;
+        sim_fail_clear();
+        OK(galloc_free(q, s));
+        (void)capture_end(s);
+        OK(cudaGraphDestroy(graph));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
         pool_end(pool);
         finish();
     }
