@@ -2258,4 +2258,153 @@ TEST(small_segments_have_alignments_to_2_mib)
     end(pool, s);
 }
 
+/* Blocks and segments that are not oversize come and go without a change of the counters of those that are. */
+TEST(only_oversize_segments_count_as_such)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = with(torch_config(), "max_split_size_mb:30");
+    galloc_pool *pool = pool_new(&config);
+    give(get(pool, MIB(40), s), s);
+    give(get(pool, MIB(12), s), s);
+    give(get(pool, 512, s), s);
+    EXPECT_EQ(torch_of(pool).oversize_segments.current, 1);
+    EXPECT_EQ(torch_of(pool).oversize_allocations.current, 0);
+    EXPECT_EQ(torch_of(pool).oversize_allocations.total, 1);
+    empty(pool);
+    EXPECT_EQ(torch_of(pool).oversize_segments.current, 0);
+    EXPECT_EQ(torch_of(pool).oversize_segments.peak, 1);
+    EXPECT_EQ(torch_of(pool).oversize_segments.total, 1);
+    end(pool, s);
+}
+
+/* A block that another stream still uses leaves the free blocks beside it alone: these serve meanwhile. */
+TEST(free_blocks_beside_one_that_waits_serve)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = torch_pool(SIZE_MAX);
+    void *p[10];
+    for (int i = 0; i < 10; i++) p[i] = get_used(pool, MIB(2), s, (uint64_t)i);
+    EXPECT_EQ(reserved(pool), MIB(20));
+    order(s, t);
+    look(t, p[4], MIB(2), 4);
+    OK(galloc_record_stream(p[4], t));
+    give(p[3], s);
+    give(p[5], s);
+    give(p[4], s);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    EXPECT_EQ(torch_of(pool).inactive_split.all.current, 2);
+    void *q = get_used(pool, MIB(2), s, 20), *r = get_used(pool, MIB(2), s, 21);
+    EXPECT(q == p[3] && r == p[5]);
+    EXPECT_EQ(reserved(pool), MIB(20));
+    give(q, s);
+    give(r, s);
+    for (int i = 0; i < 10; i++)
+        if (i < 3 || i > 5) give(p[i], s);
+    stream_end(t);
+    end(pool, s);
+}
+
+/* A step that gives segments back waits only for work that keeps it from giving more: not for work on small segments,
+   on parts of segments, or, where it gives back its own stream's, on those of others. */
+TEST(steps_wait_only_for_what_they_give_back)
+{
+    static const char *const steps[] = {"gc_threshold:0.5,memory_limit:200M", "max_split_size_mb:30,memory_limit:200M"};
+    for (int i = 0; i < 2; i++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_config config = with(torch_config(), steps[i]);
+        galloc_pool *pool = pool_new(&config);
+        give(get_used(pool, MIB(90), s, 1), s);
+        inside_ask_for_event(pool, stream_id(s));
+        void *pin = get(pool, MIB(2), t), *other = get(pool, 512, s);
+        OK(cudaDeviceSynchronize());
+        OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* notices that S is done */
+        give(get_used(pool, 512, t, 1), t);
+        give(get_used(pool, MIB(4), t, 1), t);
+        if (i) give(get_used(pool, MIB(40), t, 1), t);
+        if (i) give(get_used(pool, MIB(12), s, 1), s);
+        long fences = sim_calls("cuMemHostAlloc");
+        void *p = get(pool, MIB(110), s);
+        EXPECT_EQ(sim_calls("cuMemHostAlloc"), fences);
+        EXPECT_EQ(torch_of(pool).num_sync_all_streams, 0);
+        give(p, s);
+        give(other, s);
+        give(pin, t);
+        stream_end(t);
+        end(pool, s);
+    }
+}
+
+/* In the report of a failure, free memory of the request's own stream is usable, and that of another is stranded. */
+TEST(the_report_tells_whose_free_memory_is_usable)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = torch_pool(MIB(40));
+    galloc_report report;
+    void *p = get(pool, MIB(6), s), *q = get(pool, MIB(4), t);
+    refused(pool, MIB(30), s);
+    OK(galloc_oom_report(&report));
+    EXPECT_EQ(report.usable, MIB(14));
+    EXPECT_EQ(report.largest_usable, MIB(14));
+    EXPECT_EQ(report.stranded, MIB(16));
+    EXPECT_EQ(report.graph_bytes, 0);
+    EXPECT_EQ(report.streams[0].bytes, MIB(16));
+    EXPECT_EQ(report.streams[0].stream_id, stream_id(t));
+    give(p, s);
+    give(q, t);
+    stream_end(t);
+    end(pool, s);
+}
+
+static cudaStream_t within_stream;
+static int unmaps_within, tells_within;
+
+/* In on_unmap the program asks for more than there is. */
+static void ask_in_on_unmap(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    void *p = NULL;
+    (void)addr;
+    (void)bytes;
+    (void)user;
+    if (tells_within++) return;
+    unmaps_within = tells_within;
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(90), within_stream), cudaErrorMemoryAllocation);
+    unmaps_within = tells_within - unmaps_within;
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+}
+
+/* While on_unmap runs, no step gives segments back. */
+TEST(steps_give_nothing_back_within_on_unmap)
+{
+    static const char *const steps[] = {"gc_threshold:0.1,memory_limit:100M", "max_split_size_mb:20,memory_limit:100M"};
+    for (int i = 0; i < 2; i++) {
+        begin();
+        within_stream = stream_new();
+        galloc_config config = with(torch_config(), steps[i]);
+        galloc_pool *pool = pool_new(&config);
+        galloc_callbacks calls = {.on_unmap = ask_in_on_unmap};
+        OK(galloc_pool_set_callbacks(pool, &calls));
+        tells_within = unmaps_within = 0;
+        void *p = get(pool, MIB(40), within_stream), *q = get(pool, MIB(30), within_stream);
+        give(p, within_stream);
+        OK(galloc_pool_trim(pool, MIB(60), NULL));
+        EXPECT_EQ(tells_within, 1);
+        EXPECT_EQ(unmaps_within, 0);
+        tells_within = 0;
+        p = get(pool, MIB(40), within_stream);
+        void *other = get(pool, MIB(22), within_stream);
+        give(p, within_stream);
+        give(other, within_stream);
+        OK(galloc_pool_trim(pool, MIB(60), NULL));
+        EXPECT(tells_within > 0);
+        EXPECT_EQ(unmaps_within, 0);
+        OK(galloc_pool_set_callbacks(pool, NULL));
+        give(q, within_stream);
+        end(pool, within_stream);
+    }
+}
+
 TEST_MAIN()
