@@ -757,33 +757,37 @@ TEST(another_stream_does_not_follow_over_a_programmatic_launch)
 /* As many nodes as before, the last one among them, are another place. */
 TEST(a_wide_place_is_known_by_all_of_its_nodes)
 {
-    enum { NODES = 70 };
-    begin();
-    cudaStream_t s = stream_new(), t = stream_new();
-    galloc_pool *pool = pool_for(3);
-    cudaGraphNode_t one[NODES], two[NODES];
-    cudaGraph_t graph = NULL;
-    OK(cudaGraphCreate(&graph, 0));
-    capture_into(graph, s, NULL, 0);
-    void *p = get_block(pool, s, 1);
-    one[0] = last_node(graph);
-    for (int i = 1; i < NODES; i++) OK(cudaGraphAddEmptyNode(&one[i], graph, NULL, 0));
-    for (int i = 0; i + 1 < NODES; i++) OK(cudaGraphAddEmptyNode(&two[i], graph, NULL, 0));
-    two[NODES - 1] = one[NODES - 1];
-    OK(cudaStreamUpdateCaptureDependencies(s, one, PLAIN_EDGES NODES, cudaStreamSetCaptureDependencies));
-    OK(galloc_free(p, s));
-    OK(cudaStreamUpdateCaptureDependencies(s, two, PLAIN_EDGES NODES, cudaStreamSetCaptureDependencies));
-    EXPECT(pass(pool, s, 2) != p);
-    OK(cudaStreamUpdateCaptureDependencies(s, one, PLAIN_EDGES NODES, cudaStreamAddCaptureDependencies));
-    (void)capture_end(s);
-    cudaGraphExec_t exec = instance(graph);
-    OK(cudaGraphLaunch(exec, t));
-    OK(cudaStreamSynchronize(t));
-    OK(cudaGraphExecDestroy(exec));
-    OK(cudaGraphDestroy(graph));
-    expect_room(pool, 3);
-    pool_end(pool);
-    finish();
+    enum { MOST = 70 };
+    for (int n = 62; n <= MOST; n++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_for(3);
+        cudaGraphNode_t one[MOST], two[MOST];
+        cudaGraph_t graph = NULL;
+        OK(cudaGraphCreate(&graph, 0));
+        capture_into(graph, s, NULL, 0);
+        void *p = get_block(pool, s, 1);
+        one[0] = last_node(graph);
+        for (int i = 1; i < n; i++) OK(cudaGraphAddEmptyNode(&one[i], graph, NULL, 0));
+        for (int i = 0; i + 1 < n; i++) OK(cudaGraphAddEmptyNode(&two[i], graph, NULL, 0));
+        two[n - 1] = one[n - 1];
+        OK(cudaStreamUpdateCaptureDependencies(s, one, PLAIN_EDGES (size_t)n, cudaStreamSetCaptureDependencies));
+        OK(galloc_free(p, s));
+        EXPECT(get(pool, BLOCK, s) == p); /* the same place */
+        OK(galloc_free(p, s));
+        OK(cudaStreamUpdateCaptureDependencies(s, two, PLAIN_EDGES (size_t)n, cudaStreamSetCaptureDependencies));
+        EXPECT(pass(pool, s, 2) != p);
+        OK(cudaStreamUpdateCaptureDependencies(s, one, PLAIN_EDGES (size_t)n, cudaStreamAddCaptureDependencies));
+        (void)capture_end(s);
+        cudaGraphExec_t exec = instance(graph);
+        OK(cudaGraphLaunch(exec, t));
+        OK(cudaStreamSynchronize(t));
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaGraphDestroy(graph));
+        expect_room(pool, 3);
+        pool_end(pool);
+        finish();
+    }
 }
 
 /* Without host memory the nodes of a place are read in part, and those may be the same at another one. */
