@@ -2122,6 +2122,37 @@ TEST(a_group_is_released_in_the_middle_of_a_capture)
     finish();
 }
 
+/* The group goes on: its graph keeps its memory, on whichever stream the release was tried. */
+TEST(a_release_that_is_refused_leaves_a_group_its_memory)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    galloc_graph *group = group_begin(NULL, pool, s);
+    cudaGraphExec_t exec;
+    capture_begin(s);
+    void *p = pass(pool, MIB(4), s, 1);
+    cudaGraph_t graph = capture_end(s);
+    EXPECT_EQ(galloc_graph_release(group, t), cudaErrorNotPermitted);
+    EXPECT_EQ(stats_of(pool).graph_bytes, MIB(4));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    OK(cudaGraphDestroy(graph));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    capture_begin(t);
+    (void)pass(pool, MIB(1), t, 1);
+    OK(cudaGraphDestroy(capture_end(t))); /* the pool looks for graphs that have ended */
+    for (int i = 0; i < 3; i++) {
+        EXPECT(pass(pool, MIB(4), t, 2) != p);
+        OK(cudaGraphLaunch(exec, s));
+    }
+    OK(galloc_graph_end(group));
+    OK(galloc_graph_release(group, s));
+    OK(cudaGraphExecDestroy(exec));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    finish();
+}
+
 TEST(what_is_wrong_with_a_group_is_said)
 {
     begin();
