@@ -799,6 +799,41 @@ TEST(groups_take_captures_of_their_threads_stream_in_one_context)
     finish();
 }
 
+/* A per-thread stream that went with its context, or whose context cannot be entered, is no part of another capture. */
+TEST(a_group_whose_context_is_gone_takes_no_capture)
+{
+    for (int how = 0; how < 3; how++) { /* the context is destroyed, reset, or cannot be entered */
+        begin_devices(2, SIM_PACE_STILL);
+        galloc_graph *group = NULL;
+        cudaGraph_t graph = NULL;
+        CUcontext other = how == 1 ? primary(1) : context_new(0), own = primary(0);
+        cudaStream_t s = cudaStreamPerThread;
+        galloc_pool *pool = pool_of("expandable_segments:False", 0);
+        enter(other);
+        OK(galloc_graph_begin(&group, pool, cudaStreamPerThread));
+        enter(own);
+        if (how == 0) OK(cuCtxDestroy(other));
+        if (how == 1) reset(1);
+        enter(own);
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        if (how == 2) sim_fail("cuCtxPushCurrent", 1, 0, cudaErrorUnknown);
+        void *p = get(pool, MIB(9), s);
+        if (how == 2) EXPECT_EQ(sim_failed(), 1);
+        sim_fail_clear();
+        put(s, p, MIB(9), 1);
+        OK(galloc_free(p, s));
+        OK(cudaStreamEndCapture(s, &graph));
+        EXPECT_EQ(current() == own, 1);
+        OK(galloc_graph_end(group));
+        OK(galloc_graph_release(group, s)); /* the graph's memory is not the group's */
+        EXPECT_EQ(stats_of(pool).graph_bytes, MIB(9));
+        OK(cudaGraphDestroy(graph));
+        pool_end(pool);
+        if (how == 2) OK(cuCtxDestroy(other));
+        finish();
+    }
+}
+
 /* A capture of the group's stream may allocate first on a stream of another device that it forks to. */
 TEST(a_capture_that_allocates_first_on_another_devices_fork_joins_its_group)
 {

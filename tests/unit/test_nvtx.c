@@ -762,6 +762,25 @@ TEST(inputs_that_a_graph_frees_stay_told)
     }
 }
 
+/* A stream that was recorded before it is captured is not waited for: that would end the capture. */
+TEST(a_free_waits_for_no_recorded_stream_that_is_captured_by_now)
+{
+    with_tool();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_expandable(1);
+    void *p = get(pool, 3000, s);
+    OK(cudaStreamSynchronize(s));
+    touch(t, p, 3000);
+    OK(galloc_record_stream(p, t));
+    OK(cudaStreamSynchronize(t));
+    OK(cudaStreamBeginCapture(t, cudaStreamCaptureModeRelaxed));
+    OK(galloc_free(p, s));
+    EXPECT_EQ(sim_findings(SIM_CAPTURE_BROKEN), 0);
+    OK(cudaGraphExecDestroy(capture_ready(t)));
+    pool_end(pool);
+    finish_told();
+}
+
 /* A segment is opened by another call while a region in it ends. */
 TEST(a_segment_may_be_opened_while_a_region_ends)
 {
