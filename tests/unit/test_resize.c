@@ -930,14 +930,16 @@ TEST(a_block_with_room_grows_on_a_new_stream_without_the_host)
 {
     static const char *const settings[] = {"", "wait_limit_ms:0", "throw_on_cudamalloc_oom:True"};
     for (int i = 0; i < 3; i++) {
-        for (int how = 0; how < 6; how++) { /* shrunk; grown, given over used pages; guards: new, shrunk, not grown */
+        for (int k = 0; k < 12; k++) { /* shrunk; grown, given over used pages; guards: new, shrunk, not grown */
+            int how = k % 6, several = k / 6;
             begin_still();
             galloc_config config = frugal(GIB(1), ALL);
             if (how == 2) config.expandable_segments = 0;
             config.debug = how > 2 ? GALLOC_DEBUG_GUARDS : 0;
             OK(galloc_config_parse(&config, settings[i], NULL, 0));
             galloc_pool *pool = pool_new(&config);
-            cudaStream_t s = stream_new(), t = stream_new();
+            cudaStream_t s = stream_new(), t = stream_new(), other = stream_new();
+            if (several) OK(galloc_free(get(pool, 512, other), other));
             if (how == 2) OK(galloc_free(get_used(pool, 4 * PAGE, s, 1), s));
             char *p = get_growable(pool, how == 2 ? PAGE + KIB(8) : PAGE, how == 1 ? PAGE : 8 * PAGE, s);
             if (how == 1) OK(galloc_free(get_used(pool, PAGE, s, 1), s)); /* is behind it */
@@ -956,6 +958,7 @@ TEST(a_block_with_room_grows_on_a_new_stream_without_the_host)
             pool_end(pool);
             stream_end(s);
             stream_end(t);
+            stream_end(other);
             finish();
         }
     }
