@@ -1992,4 +1992,70 @@ TEST(the_check_sees_each_word_of_other_pools)
     finish();
 }
 
+/* The driver does not tell what its pool holds: the limit holds nevertheless, and what it allows is had. */
+TEST(a_limit_holds_when_the_driver_does_not_tell)
+{
+    begin();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync,memory_limit:16M");
+    cudaStream_t s = stream_new();
+    void *p[3], *q = NULL;
+    sim_fail("cuMemPoolGetAttribute", 1, 1, CUDA_ERROR_NOT_SUPPORTED);
+    for (int i = 0; i < 3; i++) p[i] = get(pool, MIB(4), s);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(12));
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(6), s), cudaErrorMemoryAllocation);
+    EXPECT(q == NULL);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    sim_fail_clear();
+    for (int i = 0; i < 3; i++) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* What the driver's pool gives up by itself comes off what is held, not off the total that there has been. */
+TEST(the_total_held_does_not_shrink_with_the_drivers_pool)
+{
+    begin();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync,release_threshold:0");
+    cudaStream_t s = stream_new();
+    OK(galloc_free(get(pool, MIB(64), s), s));
+    OK(cudaStreamSynchronize(s));
+    EXPECT_EQ(sim_physical(0), 0); /* the driver has given it up */
+    EXPECT_EQ(stats_of(pool).reserved.total, MIB(64));
+    void *p = get(pool, MIB(4), s);
+    EXPECT_EQ(stats_of(pool).reserved.current, sim_physical(0));
+    uint64_t total = stats_of(pool).reserved.total;
+    EXPECT(total >= MIB(64) && total <= MIB(128));
+    EXPECT_EQ(stats_of(pool).reserved.peak, MIB(64));
+    OK(galloc_free(p, s));
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(stats_of(pool).reserved.total, total);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* The lack of host memory for one mark is told, though a later attempt would have some. */
+TEST(a_lack_of_host_memory_for_a_mark_is_told)
+{
+    static const char *const backends[] = {"backend:cudaMalloc", "backend:cudaMallocAsync"};
+    for (int i = 0; i < 2; i++) {
+        begin();
+        galloc_pool *pool = pool_of(backends[i]);
+        cudaStream_t s = stream_new();
+        void *p = get(pool, MIB(2), s), *q = NULL;
+        inside_drain_marks(pool);
+        sim_fail_malloc(1, 1);
+        EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(4), s), cudaErrorMemoryAllocation);
+        sim_fail_clear();
+        EXPECT(q == NULL);
+        EXPECT(strstr(galloc_last_message(), "no host memory") != NULL);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        OK(galloc_free(p, s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 TEST_MAIN()

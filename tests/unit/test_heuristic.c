@@ -686,4 +686,46 @@ TEST(a_decision_leaves_out_what_is_in_quarantine)
     finish();
 }
 
+/* Ten percent are bought when the moves have cost ten times as much as one percent does. */
+TEST(a_large_rise_takes_many_moves)
+{
+    galloc_config config = heuristic();
+    begin();
+    cudaStream_t s = stream_new();
+    config.overhead = 0.1;
+    config.growth = MIB(2);
+    galloc_pool *pool = pool_new(&config);
+    shuffle(pool, s, 2048);
+    EXPECT(stats_of(pool).moves > 300 && stats_of(pool).moves < 2000);
+    EXPECT_EQ(decided(pool, "moves have cost"), 0);
+    EXPECT(config_of(pool).overhead == 0.1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* An overhead below 1 % says that memory matters most: neither do pages grow nor does it rise to save creations. From
+   1 % on both happen. */
+TEST(a_frugal_pool_spares_no_driver_calls)
+{
+    static void *block[BLOCKS];
+    for (int frugal = 0; frugal < 2; frugal++) {
+        galloc_config config = heuristic();
+        begin();
+        cudaStream_t s = stream_new();
+        config.overhead = frugal ? 0.009 : 0.01;
+        galloc_pool *pool = pool_new(&config);
+        int n = load(pool, block, MIB(100), GIB(40), s);
+        EXPECT_EQ(decided(pool, "only grows"), frugal ? 0 : 1);
+        unload(block, n, s);
+        pool_end(pool);
+        pool = pool_new(&config);
+        remake(pool, s, MIB(1100), 6);
+        EXPECT_EQ(decided(pool, "pages are created for more") > 0, !frugal);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 TEST_MAIN()

@@ -595,4 +595,35 @@ TEST(the_report_knows_slots_of_other_sizes)
     finish();
 }
 
+/* There is host memory for one slot, not for the marks of a run: the request gets the slot, and no run is begun. */
+TEST(a_run_without_host_memory_for_its_marks_is_one_slot)
+{
+    int served = 0;
+    for (size_t spare = 0; spare < 40; spare++) {
+        begin_still();
+        cudaStream_t s = stream_new();
+        galloc_config config = pooled(GIB(1));
+        config.lane_bytes = 0;
+        galloc_pool *pool = pool_new(&config);
+        void *keep = get(pool, KIB(512), s), *p = NULL;
+        OK(galloc_free(get_used(pool, MIB(2), s, 1), s));
+        EXPECT(inside_leave_marks(pool, spare));
+        sim_fail_malloc(1, 1);
+        cudaError_t error = galloc_pool_malloc(pool, &p, KIB(1), s);
+        sim_fail_malloc(0, 0);
+        if (error) EXPECT_EQ(error, cudaErrorMemoryAllocation);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        served += !error;
+        if (p) {
+            put(s, p, KIB(1), 2);
+            OK(galloc_free(p, s));
+        }
+        OK(galloc_free(keep, s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+    EXPECT(served > 0 && served < 40);
+}
+
 TEST_MAIN()
