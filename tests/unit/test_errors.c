@@ -667,6 +667,34 @@ TEST(a_free_without_host_memory_waits_for_the_legacy_stream)
     }
 }
 
+/* Where not even that is possible, the free fails, and the block is still the program's. */
+TEST(a_free_without_host_memory_and_without_a_wait_fails)
+{
+    static const char *const calls[] = {"cuEventRecord", "cuStreamSynchronize"};
+    for (int i = 0; i < 2; i++) {
+        begin_still();
+        cudaStream_t s = stream_new(), blocking = NULL;
+        galloc_pool *pool = pool_new(NULL);
+        void *p = get_used(pool, MIB(2), cudaStreamLegacy, 1), *q;
+        OK(cudaStreamCreate(&blocking));
+        sim_fail_malloc(1, 0); /* the state of `blocking` */
+        sim_fail(calls[i], 1, 0, cudaErrorUnknown);
+        EXPECT_EQ(galloc_free(p, blocking), cudaErrorUnknown);
+        EXPECT_EQ(sim_failed(), 1);
+        sim_fail_clear();
+        EXPECT_EQ(stats_of(pool).live.current, MIB(2));
+        q = get_used(pool, MIB(2), s, 2);
+        EXPECT(q != p);
+        look(cudaStreamLegacy, p, MIB(2), 1);
+        OK(galloc_free(q, s));
+        OK(galloc_free(p, cudaStreamLegacy));
+        stream_end(blocking);
+        stream_end(s);
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* The legacy stream cannot be waited for while a blocking one is captured. */
 TEST(a_free_without_host_memory_ends_no_capture)
 {
