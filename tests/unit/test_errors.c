@@ -1752,6 +1752,38 @@ TEST(a_refusal_names_the_drivers_function)
     }
 }
 
+/* A block with room needs addresses of its own. Where none are left, it is out of memory; any other error of the
+   driver is the result. */
+TEST(a_room_without_addresses_has_the_drivers_error)
+{
+    static const struct {
+        int error;
+        cudaError_t expected;
+    } cases[] = {{0, cudaErrorMemoryAllocation}, {cudaErrorUnknown, cudaErrorUnknown}};
+    for (int i = 0; i < 2; i++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        galloc_request request = request_of(pool, MIB(2), s);
+        void *p = NULL, *first = get(pool, MIB(2), s);
+        request.max_bytes = GIB(200);
+        galloc_stats before = stats_of(pool);
+        sim_fail("cuMemAddressReserve", 1, 1, cases[i].error);
+        FAILS(galloc_alloc(&p, &request), cases[i].expected);
+        const char *text = i ? "cuMemAddressReserve: " : "no address range of 214748364800 bytes is left";
+        if (!EXPECT(strstr(galloc_last_message(), text) != NULL)) printf("    %s\n", galloc_last_message());
+        sim_fail_clear();
+        galloc_stats after = stats_of(pool);
+        expect_same(&before, &after);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        OK(galloc_alloc(&p, &request));
+        OK(galloc_free(p, s));
+        OK(galloc_free(first, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* A call may return such an error though the pool's context has none. */
 TEST(an_error_of_no_context_closes_nothing)
 {

@@ -1118,6 +1118,30 @@ TEST(a_large_heap_has_large_pages)
     finish();
 }
 
+/* But not beyond a sixteenth of the heap, however much may be created: more would be held than a program needs. */
+TEST(no_page_is_larger_than_a_sixteenth_of_the_heap)
+{
+    enum { BLOCKS = 3000 };
+    static void *p[BLOCKS];
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.overhead = 0.3;
+    galloc_pool *pool = pool_new(&config);
+    size_t held = 0, most = 0;
+    for (int i = 0; i < BLOCKS; i++) {
+        p[i] = get(pool, MIB(1), s);
+        size_t now = stats_of(pool).reserved.current;
+        EXPECT(now - held <= larger(MIB(8), now / 16));
+        most = larger(most, now - held);
+        held = now;
+    }
+    EXPECT(most >= MIB(64));
+    for (int i = 0; i < BLOCKS; i++) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    finish();
+}
+
 /* Under a limit every page counts: a heap of much less than 4 GiB has none above 2 MiB. */
 TEST(under_a_limit_pages_are_small)
 {
