@@ -800,6 +800,35 @@ TEST(an_idle_cache_keeps_nothing_from_others)
     finish();
 }
 
+/* Nor do several, each with a block that a call has confirmed and one that none has. */
+TEST(idle_caches_keep_nothing_from_others)
+{
+    enum { STREAMS = 4 };
+    for (int trim = 0; trim < 2; trim++) {
+        begin_still();
+        cudaStream_t s[STREAMS], t = stream_new();
+        galloc_pool *pool = pool_limited(MIB(2));
+        for (int i = 0; i < STREAMS; i++) {
+            s[i] = i ? stream_new() : cudaStreamLegacy;
+            void *p = get(pool, KIB(256), s[i]), *q = get(pool, KIB(128), s[i]);
+            OK(galloc_free(p, s[i]));
+            OK(galloc_free(q, s[i]));
+            EXPECT(get(pool, KIB(256), s[i]) == p);
+            OK(galloc_free(p, s[i]));
+        }
+        for (int i = 0; i < STREAMS; i++) EXPECT_EQ(kept_of(pool, s[i]).blocks, 2);
+        for (int i = 0; i < STREAMS; i++) EXPECT_EQ(kept_of(pool, s[i]).fresh_blocks, 1);
+        if (trim) OK(galloc_pool_trim(pool, 0, NULL));
+        else OK(galloc_free(get_used(pool, MIB(2), t, 1), t));
+        for (int i = 0; i < STREAMS; i++) EXPECT_EQ(kept_of(pool, s[i]).blocks, 0);
+        if (trim) EXPECT_EQ(sim_physical(0), 0);
+        pool_end(pool);
+        for (int i = 1; i < STREAMS; i++) stream_end(s[i]);
+        stream_end(t);
+        finish();
+    }
+}
+
 TEST(trim_reserve_and_destroy_empty_the_caches)
 {
     for (int what = 0; what < 3; what++) {
