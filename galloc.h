@@ -16788,8 +16788,7 @@ static size_t gai_block_pool_cut(const galloc_pool *pool, const gai_block *block
                                  const gai_params *params)
 {
     size_t all = block->addr + block->bytes - at, remains = all - params->bytes;
-    /* Blocks of small segments are cut down to 512 bytes. */
-    if (gai_is_small(params)) return remains >= GAI_UNIT ? params->bytes : all;
+    if (gai_is_small(params)) return params->bytes; /* blocks of small segments are cut down to 512 bytes */
     return remains > GAI_TORCH_REMAINS && !gai_pool_is_oversize(pool, params->bytes) ? params->bytes : all;
 }
 
@@ -16873,7 +16872,7 @@ static int gai_block_pool_is_collected(const gai_block_pool *block_pool)
     return !block_pool->small && !block_pool->captured;
 }
 
-/* The mean age of the segments that can be collected; -1: there are none. */
+/* The mean age of the segments that can be collected; 0: there are none. */
 static double gai_pool_mean_age(const galloc_pool *pool)
 {
     const gai_block_pool *block_pool;
@@ -16886,7 +16885,7 @@ static double gai_pool_mean_age(const galloc_pool *pool)
             count++;
         }
     }
-    return count > 0 ? sum / count : -1;
+    return count > 0 ? sum / count : 0;
 }
 
 /* Takes all segments of an age, even if fewer would do, so that collection is not needed again soon. Returns the bytes
@@ -16926,10 +16925,8 @@ static void gai_torch_collect(galloc_pool *pool, size_t wanted)
     size_t taken = 0, more = 1;
     if (gai_pool_stays_mapped(pool)) return;
     gai_lock_on(&pool->lock);
-    for (; taken < wanted && more; taken += more) {
-        double mean = gai_pool_mean_age(pool);
-        more = mean < 0 ? 0 : gai_pool_collect_older(pool, mean, &batch);
-    }
+    for (; taken < wanted && more; taken += more)
+        more = gai_pool_collect_older(pool, gai_pool_mean_age(pool), &batch);
     gai_wholes_give_back(pool, &batch);
 }
 
@@ -17151,7 +17148,7 @@ static void gai_torch_survey(gai_survey *survey, const galloc_pool *pool)
     for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
         gai_stream *stream = block_pool->stream;
         if (stream == survey->stream || !block_pool->streams) gai_survey_set(survey, &block_pool->free);
-        else if (!stream || block_pool->captured) survey->report->graph_bytes += block_pool->free.bytes;
+        else if (block_pool->captured) survey->report->graph_bytes += block_pool->free.bytes;
         else gai_survey_strand(survey, stream, block_pool->free.bytes);
     }
 }
@@ -17774,7 +17771,6 @@ static size_t gai_run_need(galloc_pool *pool, const gai_block *block, uintptr_t 
 {
     size_t i, n = gai_min(GAI_RUN_SLOTS, gai_min(GAI_RUN_BYTES, block->addr + block->bytes - at) / bytes);
     size_t marks = gai_marks_count(block->marks);
-    if (n < 2) return (size_t)gai_block_need(pool, block, at, bytes);
     for (i = 1; i < n; i++)
         if (!gai_block_map_need(at + i * bytes)) n = 1;
     if (n > 1 && gai_block_need(pool, block, at, n * bytes) && gai_slab_need(&pool->blocks, n + 2) &&
