@@ -388,6 +388,45 @@ TEST(pages_of_another_stream_move_to_a_block_that_grows)
     }
 }
 
+/* Those of two streams after a wait for each page. Where one of the waits cannot be queued, nothing has happened. */
+TEST(pages_of_several_streams_move_to_a_block_that_grows)
+{
+    for (int room = 0; room < 2; room++) {
+        for (int failing = 0; failing <= 2; failing++) {
+            begin_still();
+            row r;
+            galloc_config config = frugal(GIB(1), WAIT);
+            row_open(&r, &config, room);
+            cells_to_holes(&r);
+            for (int i = 0; i < PIECES; i++) {
+                cudaStream_t home = i % 2 ? r.t : r.u;
+                order(r.s, home);
+                put(home, r.piece[i], PAGE, 40);
+                OK(galloc_free(r.piece[i], home));
+                r.piece[i] = NULL;
+            }
+            note(&r);
+            galloc_pointer info = info_of(r.p);
+            if (failing) {
+                sim_fail("cuStreamWaitEvent", failing, 0, cudaErrorUnknown);
+                EXPECT_EQ(galloc_resize(r.p, MOST, r.s), cudaErrorUnknown);
+                EXPECT_EQ(sim_failed(), 1);
+                sim_fail_clear();
+                EXPECT_EQ(moved(&r), 0);
+                EXPECT_EQ(waited(&r), failing - 1);
+                expect_as_it_was(&r, info);
+            }
+            OK(galloc_resize(r.p, MOST, r.s));
+            EXPECT_EQ(moved(&r), CELLS);
+            EXPECT_EQ(created(&r), 0);
+            EXPECT_EQ(waited(&r), CELLS + (failing == 2)); /* each page was freed at a time of its own */
+            EXPECT_EQ(blocked(&r), 0);
+            expect_grown(&r, MOST, 3);
+            row_close(&r);
+        }
+    }
+}
+
 /* With the limit reached: moved pages, and where nobody may wait a wait of the host in the end; never an error. */
 TEST(what_is_cached_makes_way_under_a_limit)
 {
