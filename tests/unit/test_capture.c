@@ -591,6 +591,40 @@ TEST(what_is_recorded_for_a_graph_is_its_own)
     }
 }
 
+/* Recorded for two graphs, it counts once as memory of graphs, and is that until both are gone. */
+TEST(what_is_recorded_for_two_graphs_counts_once)
+{
+    for (int last = 0; last < 2; last++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_of(0, MIB(4));
+        cudaGraphExec_t exec[2];
+        void *p = get_used(pool, MIB(4), s, 1);
+        OK(cudaStreamSynchronize(s));
+        for (int i = 0; i < 2; i++) {
+            capture_begin(t);
+            look(t, p, MIB(4), 1);
+            OK(galloc_record_stream(p, t));
+            exec[i] = capture_ready(t);
+        }
+        OK(galloc_free(p, s));
+        EXPECT_EQ(stats_of(pool).graph_bytes, MIB(4));
+        refused(pool, MIB(1), s);
+        exec_end(exec[!last]);
+        EXPECT_EQ(stats_of(pool).graph_bytes, MIB(4));
+        refused(pool, MIB(1), s);
+        launch(exec[last], t);
+        exec_end(exec[last]);
+        sim_run(-1);
+        EXPECT_EQ(stats_of(pool).graph_bytes, 0);
+        expect_free_for_all(pool, MIB(4), s);
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
 /* What another stream is recorded for later is the graph's still. */
 TEST(what_is_recorded_for_a_graph_is_recorded_for_others_too)
 {
@@ -2040,6 +2074,45 @@ TEST(captures_that_are_gone_are_forgotten)
     EXPECT_EQ(galloc_pool_check(pool), 0);
     OK(galloc_free(input, s));
     pool_end(pool);
+    finish();
+}
+
+/* Several graphs end between two calls, of groups that are released, while an older one stays: no host memory is kept
+   of them. */
+TEST(groups_and_captures_that_end_together_are_forgotten)
+{
+    enum { GROUPS = 4 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    size_t kept = 0;
+    capture_begin(s);
+    (void)pass(pool, MIB(3), s, 1);
+    cudaGraph_t older = capture_end(s);
+    for (int round = 0; round < 4; round++) {
+        galloc_graph *group[GROUPS] = {NULL};
+        cudaGraph_t graph[GROUPS];
+        for (int i = 0; i < GROUPS; i++) {
+            OK(galloc_graph_begin(&group[i], pool, s));
+            capture_begin(s);
+            (void)pass(pool, MIB(2), s, (uint64_t)i);
+            graph[i] = capture_end(s);
+            OK(galloc_graph_end(group[i]));
+            OK(galloc_graph_release(group[i], GALLOC_NO_STREAM));
+        }
+        EXPECT_EQ(inside_captures(pool), GROUPS + 1);
+        EXPECT(stats_of(pool).graph_bytes >= MIB(5));
+        for (int i = 0; i < GROUPS; i++) OK(cudaGraphDestroy(graph[i]));
+        EXPECT_EQ(stats_of(pool).graph_bytes, MIB(3));
+        EXPECT_EQ(inside_captures(pool), 1);
+        OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        if (round > 1) EXPECT_EQ(sim_malloc_live(), kept);
+        kept = sim_malloc_live();
+    }
+    OK(cudaGraphDestroy(older));
+    pool_end(pool);
+    stream_end(s);
     finish();
 }
 
