@@ -345,6 +345,30 @@ TEST(the_device_is_waited_for_only_without_a_limit)
     }
 }
 
+/* cudaFree waits for the device, which would end a capture. */
+TEST(fixed_segments_are_not_given_back_in_a_capture)
+{
+    galloc_config config = config_limit(MIB(64));
+    begin();
+    config.expandable_segments = 0;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    cudaGraph_t graph = NULL;
+    void *p[2] = {get(pool, MIB(20), s), get(pool, MIB(20), s)};
+    for (int i = 0; i < 2; i++) OK(galloc_free(p[i], s));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    expect_refused(pool, MIB(50), s);
+    galloc_report r = report_of_failure();
+    EXPECT(left_out(&r, "return free pages and create others", "cudaFree waits, which a capture forbids"));
+    EXPECT_EQ(sim_calls("cuMemFree"), 0);
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    OK(galloc_free(get(pool, MIB(50), s), s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* cudaFree waits for the device. */
 TEST(fixed_segments_are_not_given_back_within_a_wait_limit)
 {
