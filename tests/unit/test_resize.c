@@ -586,6 +586,33 @@ TEST(a_large_page_serves_a_small_growth_when_nothing_else_does)
     }
 }
 
+/* Where the limit leaves just what a growth needs, that is created, and the block has no more than it asked for. */
+TEST(a_growth_up_to_the_limit_takes_no_large_page)
+{
+    for (int lacks = 0; lacks < 2; lacks++) {
+        begin_still();
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        config.reuse = 0;
+        galloc_pool *pool = pool_new(&config);
+        void *base = get_used(pool, GIB(2), s, 1);
+        char *p = get_growable(pool, PAGE, GIB(1), s);
+        void *big = get_used(pool, MIB(256), s, 2);
+        size_t limit = stats_of(pool).reserved.current + 2 * PAGE - (lacks ? PAGE : 0);
+        inside_set_memory_limit(pool, limit);
+        OK(galloc_free(big, s));
+        OK(galloc_resize(p, 3 * PAGE, s));
+        EXPECT_EQ(info_of(p).usable > 3 * PAGE, lacks);
+        EXPECT(stats_of(pool).reserved.current <= limit);
+        put(s, p, 3 * PAGE, 3);
+        expect_healthy(pool, 1);
+        OK(galloc_free(p, s));
+        OK(galloc_free(base, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* ---- what stands in the way -------------------------------------------------------------------------------------- */
 
 TEST(a_used_neighbour_is_refused_without_a_call_to_the_driver)
