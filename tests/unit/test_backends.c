@@ -2058,4 +2058,57 @@ TEST(a_lack_of_host_memory_for_a_mark_is_told)
     }
 }
 
+/* What the driver's pool grows by, in its own steps, counts beside what other pools of the device hold. */
+TEST(the_drivers_steps_count_beside_other_pools)
+{
+    begin();
+    galloc_config config = config_of("backend:cudaMallocAsync"), fixed = config_of("backend:cudaMalloc");
+    config.device_limit = fixed.device_limit = MIB(2) + KIB(512);
+    galloc_pool *pool = pool_new(&config), *other = pool_new(&fixed);
+    cudaStream_t s = stream_new();
+    void *p = get(other, MIB(1), s), *q = NULL;
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, KIB(512), s), cudaErrorMemoryAllocation);
+    EXPECT(q == NULL);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(cudaStreamSynchronize(s));
+    EXPECT(sim_physical(0) <= MIB(2) + KIB(512));
+    OK(galloc_free(p, s));
+    OK(galloc_pool_trim(other, 0, NULL));
+    q = get(pool, KIB(512), s);
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    pool_end(other);
+    stream_end(s);
+    finish();
+}
+
+/* What captures have had of cudaMalloc counts beside what the driver's pool holds and keeps. */
+TEST(captured_memory_counts_beside_what_the_drivers_pool_keeps)
+{
+    begin();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+    cudaStream_t s = stream_new();
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    void *p = get(pool, MIB(12), s), *q, *r;
+    OK(cudaStreamEndCapture(s, &graph));
+    q = get(pool, MIB(8), s);
+    r = get(pool, MIB(6), s);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(26));
+    OK(galloc_free(q, s));
+    OK(galloc_free(r, s));
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(26));
+    q = get(pool, MIB(8), s);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(26));
+    EXPECT_EQ(stats_of(pool).reserved.peak, MIB(26));
+    OK(galloc_free(q, s));
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(12));
+    OK(galloc_free(p, s));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST_MAIN()

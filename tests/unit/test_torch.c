@@ -1026,6 +1026,29 @@ TEST(oversize_segments_are_given_back_first)
     end(pool, s);
 }
 
+/* One of exactly max_split_size is one of them, and goes before a larger one if it suffices. */
+TEST(an_oversize_segment_of_just_that_size_goes_first)
+{
+    for (int both = 0; both < 2; both++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = with(torch_config(), both ? "max_split_size_mb:30,memory_limit:100M"
+                                                         : "max_split_size_mb:30,memory_limit:40M");
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, MIB(30), s), *q = both ? get(pool, MIB(60), s) : NULL;
+        give(p, s);
+        if (q) give(q, s);
+        OK(cudaDeviceSynchronize());
+        OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+        p = get(pool, MIB(20), s);
+        EXPECT_EQ(reserved(pool), both ? MIB(80) : MIB(20));
+        EXPECT_EQ(torch_of(pool).num_alloc_retries, 0);
+        EXPECT_EQ(torch_of(pool).num_device_free, 1);
+        give(p, s);
+        end(pool, s);
+    }
+}
+
 /* No single one suffices: then they go from the largest down, until there is room. */
 TEST(the_largest_oversize_segments_go_first)
 {
@@ -2405,6 +2428,159 @@ TEST(steps_give_nothing_back_within_on_unmap)
         give(q, within_stream);
         end(pool, within_stream);
     }
+}
+
+/* All that another stream of a graph has freed comes home with the next graph of the group, not one block only. */
+TEST(all_memory_of_a_groups_other_stream_comes_home)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = torch_pool(SIZE_MAX);
+    galloc_graph *group = NULL;
+    cudaGraphExec_t exec[2];
+    void *p[10];
+    OK(galloc_graph_begin(&group, pool, s));
+    for (int i = 0; i < 2; i++) {
+        capture_begin(s);
+        for (int k = 0; k < 10; k++) p[k] = get_used(pool, MIB(2), s, 1);
+        order(s, t);
+        for (int k = 0; k < 10; k++) look(t, p[k], MIB(2), 1);
+        for (int k = 0; k < 10; k += 2) give(p[k], t);
+        for (int k = 1; k < 10; k += 2) give(p[k], t);
+        order(t, s);
+        exec[i] = capture_ready(s);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        EXPECT_EQ(reserved(pool), MIB(20));
+    }
+    OK(galloc_graph_end(group));
+    for (int i = 0; i < 4; i++) OK(cudaGraphLaunch(exec[i % 2], s));
+    sim_run(-1);
+    for (int i = 0; i < 2; i++) OK(cudaGraphExecDestroy(exec[i]));
+    stream_end(t);
+    end(pool, s);
+}
+
+/* A segment that a stream has left is not taken over for a request whose alignment it does not fit. */
+TEST(a_segment_that_the_alignment_does_not_fit_is_not_taken_over)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = torch_pool(SIZE_MAX);
+    void *spare[8], *p = get(pool, MIB(22), s), *q;
+    int n = 0;
+    while (n < 8 && (uintptr_t)p % MIB(4) == 0) {
+        spare[n++] = p;
+        p = get(pool, MIB(22), s);
+    }
+    EXPECT((uintptr_t)p % MIB(4) != 0);
+    q = get(pool, MIB(60), s);
+    while (n > 0) give(spare[--n], s);
+    OK(cudaDeviceSynchronize());
+    empty(pool);
+    give(p, s);
+    give(q, s);
+    OK(cudaDeviceSynchronize());
+    OK(galloc_stream_retire(s));
+    stream_end(s);
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+    EXPECT_EQ(reserved(pool), MIB(82));
+    galloc_request request = {.bytes = MIB(22), .alignment = MIB(4), .stream = t, .pool = pool};
+    void *r = NULL;
+    OK(galloc_alloc(&r, &request));
+    EXPECT_EQ((uintptr_t)r % MIB(4), 0);
+    EXPECT_EQ(reserved(pool), MIB(82));
+    give(r, t);
+    end(pool, t);
+}
+
+/* With throw_on_cudamalloc_oom the steps are left out that wait for the device or give usable memory back, and no
+   others. */
+TEST(a_rejected_request_takes_the_steps_that_neither_wait_nor_give_back)
+{
+    static const char *const taken[] = {"use memory whose work is complete", "use a segment of a stream that is gone",
+                                        "create a segment"};
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = with(torch_config(), "throw_on_cudamalloc_oom:True,memory_limit:100M,gc_threshold:0.5,"
+                                                "max_split_size_mb:30");
+    galloc_pool *pool = pool_new(&config);
+    galloc_report report;
+    int left_out = 0, others = 0;
+    void *p = get(pool, MIB(60), s);
+    give(p, s);
+    refused(pool, MIB(70), s);
+    OK(galloc_oom_report(&report));
+    EXPECT_EQ(report.rejected, 1);
+    for (int i = 0; i < GALLOC_REPORT_STEPS && report.steps[i].name; i++) {
+        int is_taken = 0;
+        for (int k = 0; k < 3; k++) is_taken |= !strcmp(report.steps[i].name, taken[k]);
+        if (is_taken) EXPECT(!report.steps[i].left_out);
+        else EXPECT(report.steps[i].left_out && strstr(report.steps[i].left_out, "throw_on_cudamalloc_oom"));
+        if (is_taken) others++;
+        else left_out++;
+    }
+    EXPECT_EQ(others, 3);
+    EXPECT_EQ(left_out, 6);
+    EXPECT_EQ(reserved(pool), MIB(60));
+    EXPECT_EQ(torch_of(pool).num_alloc_retries, 0);
+    end(pool, s);
+}
+
+/* Where a request may not wait, the cached segments stay. */
+TEST(no_cached_segment_is_returned_for_a_limited_request)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_config config = with(torch_config(), "memory_limit:60M,wait_limit_ms:0");
+    galloc_pool *pool = pool_new(&config);
+    give(get_used(pool, MIB(40), s, 1), s);
+    long blocking = sim_blocking_calls(), frees = sim_calls("cuMemFree");
+    refused(pool, MIB(50), s);
+    EXPECT_EQ(sim_blocking_calls(), blocking);
+    EXPECT_EQ(sim_calls("cuMemFree"), frees);
+    EXPECT_EQ(torch_of(pool).num_alloc_retries, 0);
+    EXPECT_EQ(torch_of(pool).num_sync_all_streams, 0);
+    EXPECT_EQ(reserved(pool), MIB(40));
+    end(pool, s);
+}
+
+/* A reservation that the driver refuses leaves nothing behind. */
+TEST(a_refused_reservation_leaves_no_block_pool)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = torch_pool(SIZE_MAX);
+    size_t host = sim_malloc_live();
+    for (int i = 0; i < 4; i++) {
+        sim_fail("cuMemAlloc", 1, 1, CUDA_ERROR_OUT_OF_MEMORY);
+        EXPECT_EQ(galloc_pool_reserve(pool, i % 2 ? KIB(1) : MIB(30)), cudaErrorMemoryAllocation);
+        sim_fail_clear();
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        if (i < 2) host = sim_malloc_live();
+    }
+    EXPECT_EQ(sim_malloc_live(), host);
+    EXPECT_EQ(reserved(pool), 0);
+    end(pool, s);
+}
+
+/* A segment that the driver did not take back is tried again before a request is refused. */
+TEST(a_segment_that_is_stuck_is_tried_again_by_a_request)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = with(torch_config(), "memory_limit:40M,throw_on_cudamalloc_oom:True");
+    galloc_pool *pool = pool_new(&config);
+    give(get(pool, MIB(30), s), s);
+    OK(cudaDeviceSynchronize());
+    sim_fail("cuMemFree", 1, 1, CUDA_ERROR_NOT_PERMITTED);
+    (void)galloc_pool_trim(pool, 0, NULL);
+    sim_fail_clear();
+    EXPECT_EQ(stats_of(pool).quarantined, MIB(30));
+    void *p = get(pool, MIB(36), s);
+    EXPECT_EQ(stats_of(pool).quarantined, 0);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(36));
+    give(p, s);
+    end(pool, s);
 }
 
 TEST_MAIN()
