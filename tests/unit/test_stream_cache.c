@@ -734,6 +734,30 @@ TEST(counters_are_set_back_with_what_caches_hold)
     finish();
 }
 
+/* What a cache has served is counted once, however often the pool takes over its counts. */
+TEST(totals_have_what_a_cache_served_once)
+{
+    enum { PAIRS = 10, BYTES = 60000 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    for (uint64_t round = 1; round <= 4; round++) {
+        for (int i = 0; i < PAIRS; i++) OK(galloc_free(get(pool, BYTES, s), s));
+        if (round > 1) OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+        galloc_stats stats = stats_of(pool);
+        EXPECT_EQ(stats.mallocs, round * PAIRS);
+        EXPECT_EQ(stats.frees, round * PAIRS);
+        EXPECT_EQ(stats.blocks.total, round * PAIRS);
+        EXPECT_EQ(stats.live.total, round * PAIRS * BYTES);
+        EXPECT_EQ(stats.allocated.total, round * PAIRS * enough(BYTES, 512));
+        EXPECT_EQ(stats.live.current + stats.allocated.current + stats.blocks.current, 0);
+        EXPECT(stats.hits >= round * (PAIRS - 2));
+    }
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* ---- nothing is lost --------------------------------------------------------------------------------------------- */
 
 TEST(a_miss_sees_all_that_was_freed)
