@@ -1190,6 +1190,54 @@ TEST(growth_does_not_stand_in_the_way_of_the_limit)
     finish();
 }
 
+/* Where the limit leaves just a page, that is created whole. */
+TEST(the_last_page_of_a_limit_is_whole)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = config_limit(MIB(128));
+    config.growth = MIB(64);
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(40), s);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(64));
+    void *q = get(pool, MIB(40), s);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(128));
+    EXPECT_EQ(sim_calls("cuMemCreate"), 2);
+    void *r = get(pool, MIB(48), s);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    OK(galloc_free(r, s));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    finish();
+}
+
+/* And so where just a page fits between two others. */
+TEST(a_hole_of_one_page_is_filled_with_one_page)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.growth = MIB(64);
+    galloc_pool *pool = pool_new(&config);
+    void *p[3];
+    for (int i = 0; i < 3; i++) p[i] = get(pool, MIB(64), s);
+    EXPECT(p[2] == (char *)p[0] + MIB(128));
+    OK(galloc_free(p[1], s));
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(128));
+    void *q = get(pool, MIB(40), s);
+    EXPECT(q == p[1]);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(192));
+    EXPECT_EQ(sim_calls("cuMemCreate"), 4);
+    OK(galloc_free(p[0], s));
+    OK(galloc_free(p[2], s));
+    OK(galloc_free(q, s));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    finish();
+}
+
 static galloc_pool *lowered;
 
 static void lower_the_limit(const char *function)
