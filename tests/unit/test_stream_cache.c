@@ -842,6 +842,10 @@ TEST(idle_caches_keep_nothing_from_others)
         }
         for (int i = 0; i < STREAMS; i++) EXPECT_EQ(kept_of(pool, s[i]).blocks, 2);
         for (int i = 0; i < STREAMS; i++) EXPECT_EQ(kept_of(pool, s[i]).fresh_blocks, 1);
+        galloc_stream_stats told[STREAMS] = {{0}};
+        OK(galloc_pool_streams(pool, told, STREAMS, NULL));
+        for (int i = 0; i < STREAMS; i++) EXPECT_EQ(told[i].stranded, KIB(256 + 128));
+        for (int i = 0; i < STREAMS; i++) EXPECT_EQ(told[i].unmarked, KIB(256 + 128));
         if (trim) OK(galloc_pool_trim(pool, 0, NULL));
         else OK(galloc_free(get_used(pool, MIB(2), t, 1), t));
         for (int i = 0; i < STREAMS; i++) EXPECT_EQ(kept_of(pool, s[i]).blocks, 0);

@@ -302,6 +302,26 @@ TEST(a_device_far_behind_has_few_events)
     finish();
 }
 
+/* The same where each event stands for a number of small blocks after which nothing is live. */
+TEST(a_device_far_behind_has_few_events_for_small_blocks)
+{
+    enum { TIMES = 512, BLOCKS = 66 };
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p[BLOCKS];
+    come_into_play(pool, t);
+    put(s, NULL, 0, 0);
+    for (int time = 0; time < TIMES; time++) {
+        for (int i = 0; i < BLOCKS; i++) p[i] = get(pool, 512, s);
+        for (int i = 0; i < BLOCKS; i++) OK(galloc_free(p[i], s));
+        if (time == 100) EXPECT(sim_calls("cuEventRecord") >= 100);
+    }
+    EXPECT(sim_calls("cuEventRecord") < TIMES * 3 / 4);
+    pool_end(pool);
+    finish();
+}
+
 /* Once nothing is live, each stream records what it has freed at its next call, however little that is. */
 TEST(streams_record_at_their_next_call_once_nothing_is_live)
 {
