@@ -728,4 +728,24 @@ TEST(a_frugal_pool_spares_no_driver_calls)
     }
 }
 
+/* With fixed segments there is nothing to decide, also near the limit. */
+TEST(fixed_segments_near_the_limit_decide_nothing)
+{
+    static void *block[BLOCKS];
+    galloc_config config = heuristic();
+    galloc_decision list[GALLOC_DECISIONS];
+    begin();
+    cudaStream_t s = stream_new();
+    config.expandable_segments = 0;
+    config.memory_limit = MIB(512);
+    galloc_pool *pool = pool_new(&config);
+    int n = load(pool, block, MIB(10), MIB(500), s);
+    EXPECT_EQ(decisions_of(pool, list), 0);
+    EXPECT_EQ(log_lines, 0);
+    unload(block, n, s);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST_MAIN()
