@@ -1652,11 +1652,13 @@ TEST(a_stream_used_again_is_another_stream)
 TEST(a_wait_is_for_no_stream_that_comes_after)
 {
     begin_still();
-    cudaStream_t a = stream_new(), b = stream_new();
+    cudaStream_t a[3] = {stream_new(), stream_new(), stream_new()}, b = stream_new();
     galloc_pool *pool = pool_limited(MIB(8));
     for (int i = 0; i < 4; i++) {
-        OK(galloc_free(get_used(pool, MIB(8), b, 1), b));
-        OK(galloc_free(get_used(pool, MIB(8), a, 1), a)); /* a waits for b */
+        for (int k = 0; k < 3; k++) {
+            OK(galloc_free(get_used(pool, MIB(8), b, 1), b));
+            OK(galloc_free(get_used(pool, MIB(8), a[k], 1), a[k])); /* it waits for b */
+        }
         OK(galloc_stream_retire(b));
         stream_end(b);
         sim_run(-1);
