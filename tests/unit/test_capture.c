@@ -316,6 +316,47 @@ TEST(memory_beside_a_graphs_is_found_at_once)
     }
 }
 
+/* So are such pieces beside results that another stream has used last, which nobody else may have yet. */
+TEST(memory_beside_results_in_use_is_found_at_once)
+{
+    enum { N = 16 };
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_pool *pool = pool_of(0, MIB(40));
+    void *p[2 * N], *q[N];
+    OK(galloc_free(get(pool, MIB(2), s), s));
+    OK(galloc_free(get(pool, MIB(2), u), u));
+    for (int i = 0; i < 2 * N; i++) p[i] = get_used(pool, MIB(1), t, 1);
+    for (int i = 0; i < 2 * N; i += 2) OK(galloc_free(p[i], t));
+    OK(galloc_stream_retire(t));
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+    capture_begin(s);
+    for (int i = 0; i < N; i++) q[i] = get_used(pool, MIB(1), s, 2);
+    cudaGraphExec_t exec = capture_ready(s);
+    for (int i = 1; i < 2 * N; i += 2) OK(galloc_free(p[i], t));
+    OK(galloc_stream_retire(t));
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* what t freed is everybody's now */
+    sim_hold(u, 1);
+    for (int i = 0; i < N; i++) {
+        put(u, q[i], MIB(1), 3);
+        OK(galloc_free(q[i], u));
+    }
+    uint64_t merges = stats_of(pool).merges;
+    long calls = sim_calls("cuCtxGetId"); /* what growing begins with */
+    for (int i = 0; i < N; i++) q[i] = get(pool, MIB(1), s);
+    EXPECT_EQ(sim_calls("cuCtxGetId"), calls);
+    for (int i = 0; i < N; i++) OK(galloc_free(q[i], s));
+    EXPECT_EQ(stats_of(pool).merges, merges);
+    sim_hold(u, 0);
+    sim_run(-1);
+    exec_end(exec);
+    EXPECT_EQ(stats_of(pool).graph_bytes, 0);
+    pool_end(pool);
+    finish();
+}
+
 /* Nobody waits, and the capture goes on, when there is no memory: with a limit, and when the device has no more. */
 TEST(out_of_memory_in_a_capture)
 {

@@ -423,7 +423,8 @@ TEST(a_failed_wait_for_all_devices_completes_nothing)
             size_t given = 1;
             OK(galloc_free(get(pool, KIB(64), far), far));
             OK(galloc_free(get(pool, KIB(64), near), near));
-            for (int k = 0; k < 4; k++) OK(galloc_free(get_used(pool, KIB(64), s, 1), s)); /* for s only? Unconfirmed */
+            /* Nothing confirms that these are for s only. */
+            for (int k = 0; k < 4; k++) OK(galloc_free(get_used(pool, KIB(64), s, 1), s));
             long held = sim_calls("cuDevicePrimaryCtxRetain") - sim_calls("cuDevicePrimaryCtxRelease");
             sim_fail(calls[i], nth, 0, cudaErrorUnknown);
             cudaError_t result = galloc_pool_trim(pool, 0, &given);

@@ -919,7 +919,8 @@ TEST(the_setting_in_effect_and_its_bounds)
     OK(galloc_pool_history(pool, 44));
     OK(galloc_pool_config(pool, &config));
     EXPECT_EQ(config.history, 44);
-    OK(galloc_pool_history(pool, (size_t)1 << 24)); /* host memory of 1 GiB, of which hardly any is touched */
+    cudaError_t most = galloc_pool_history(pool, (size_t)1 << 24); /* takes 1 GiB of host addresses, if there are any */
+    EXPECT(most == cudaSuccess || most == cudaErrorMemoryAllocation);
     OK(galloc_pool_history(pool, 44));
     EXPECT_EQ(galloc_pool_history(pool, ((size_t)1 << 24) + 1), cudaErrorInvalidValue);
     EXPECT_EQ(galloc_pool_history(pool, SIZE_MAX), cudaErrorInvalidValue);

@@ -387,6 +387,40 @@ TEST(a_captured_per_thread_stream_has_a_number_of_its_own)
     finish();
 }
 
+static void *capture_per_thread(void *pool)
+{
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamBeginCapture(cudaStreamPerThread, cudaStreamCaptureModeThreadLocal));
+    OK(galloc_free(get(pool, MIB(4), cudaStreamPerThread), cudaStreamPerThread));
+    OK(cudaStreamEndCapture(cudaStreamPerThread, &graph));
+    OK(cudaGraphDestroy(graph));
+    return NULL;
+}
+
+TEST(captured_per_thread_streams_of_threads_have_numbers_of_their_own)
+{
+    unsigned long long number[4] = {0};
+    begin_still();
+    log_to("log.csv");
+    galloc_pool *pool = pool_limited(MIB(64));
+    for (int i = 0; i < 2; i++) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, capture_per_thread, pool)) abort();
+        pthread_join(thread, NULL);
+    }
+    log_begin();
+    for (int i = 0; i < 4; i++) {
+        const char *row = log_next();
+        EXPECT(row && sscanf(row, i % 2 ? "free,%*[^,],%*[^,],%llu" : "allocate,%*[^,],%*[^,],%llu", &number[i]) == 1);
+    }
+    EXPECT(number[0] == number[1] && number[2] == number[3]);
+    EXPECT(number[0] != number[2]);
+    pool_end(pool);
+    free(log_rows), log_rows = NULL;
+    log_ends();
+    finish();
+}
+
 /* Pools with one name share a file, in which they have numbers; devices have files of their own where the name has %d.
    A pool that ends leaves its rows. */
 TEST(pools_share_a_file_of_one_name)
