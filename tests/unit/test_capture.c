@@ -959,6 +959,85 @@ TEST(a_free_that_fails_leaves_the_block_as_it_was)
     finish();
 }
 
+/* The state of the captured stream cannot be made: neither the host's memory nor the driver's error is the other one, and
+   nothing is waited for, since that would end the capture. */
+TEST(a_captured_free_that_is_refused_leaves_the_block_as_it_was)
+{
+    for (int driver = 0; driver < 2; driver++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_of(0, MIB(64));
+        void *p = get_used(pool, MIB(2), s, 1);
+        capture_begin(t);
+        if (driver) sim_fail("cuUserObjectCreate", 1, 1, cudaErrorUnknown);
+        else inside_drain_all(pool);
+        if (!driver) sim_fail_malloc(1, 1);
+        EXPECT_EQ(galloc_free(p, t), driver ? cudaErrorUnknown : cudaErrorMemoryAllocation);
+        sim_fail_clear();
+        EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+        EXPECT_EQ(sim_calls("cuStreamSynchronize"), 0);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        OK(galloc_free(p, t));
+        OK(cudaGraphDestroy(capture_end(t)));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* The per-thread stream of a group is that of its context: if the driver does not tell it, the group does not begin. */
+TEST(a_group_of_a_per_thread_stream_without_a_context_does_not_begin)
+{
+    static const char *const calls[] = {"cuCtxGetCurrent", "cuCtxGetId", "cuStreamGetCtx"};
+    int failed = 0;
+    for (int i = 0; i < 3; i++) {
+        begin_still();
+        galloc_pool *pool = pool_of(0, MIB(64));
+        galloc_graph *graph = NULL;
+        sim_fail(calls[i], 1, 1, cudaErrorUnknown);
+        cudaError_t error = galloc_graph_begin(&graph, pool, cudaStreamPerThread);
+        EXPECT_EQ(error != cudaSuccess, sim_failed() > 0);
+        EXPECT_EQ(error != cudaSuccess, graph == NULL);
+        failed += error != cudaSuccess;
+        sim_fail_clear();
+        if (error) OK(galloc_graph_begin(&graph, pool, cudaStreamPerThread));
+        capture_begin(cudaStreamPerThread);
+        (void)pass(pool, MIB(2), cudaStreamPerThread, 1);
+        OK(galloc_graph_end(graph));
+        cudaGraph_t made = capture_end(cudaStreamPerThread);
+        EXPECT_EQ(stats_of(pool).graph_bytes, MIB(2));
+        OK(galloc_graph_release(graph, cudaStreamPerThread));
+        OK(cudaGraphDestroy(made));
+        pool_end(pool);
+        finish();
+    }
+    EXPECT(failed > 0);
+}
+
+/* Free memory that a graph and a stream may still use is the graph's in a report, whichever of them freed it first. */
+TEST(memory_of_a_graph_and_of_a_stream_is_reported_as_the_graphs)
+{
+    for (int first = 0; first < 2; first++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+        galloc_pool *pool = pool_of(0, MIB(8));
+        void *p = get_used(pool, MIB(8), s, 1), *q = NULL;
+        galloc_report report;
+        capture_begin(t);
+        cudaStream_t both[2] = {first ? s : t, first ? t : s};
+        OK(galloc_free_after(p, both, 2));
+        cudaGraphExec_t exec = capture_ready(t);
+        capture_begin(u); /* nothing may be waited for */
+        EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(8), u), cudaErrorMemoryAllocation);
+        OK(galloc_oom_report(&report));
+        EXPECT_EQ(report.graph_bytes, MIB(8));
+        EXPECT_EQ(report.stranded, 0);
+        OK(cudaGraphDestroy(capture_end(u)));
+        OK(cudaGraphExecDestroy(exec));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* Of several streams one is captured, and the driver does not tell when its graph ends: the free names it and does
    nothing. */
 TEST(a_free_after_a_capture_that_is_refused_leaves_the_block_as_it_was)

@@ -116,6 +116,36 @@ TEST(the_host_waits_for_the_oldest_event)
     finish();
 }
 
+/* The stream waits for the free that left the memory, not for a later one of the same stream, which may be long in
+   coming. */
+TEST(the_stream_waits_for_no_later_free)
+{
+    begin_still();
+    galloc_config config = config_limit(MIB(44));
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new(), slow = stream_new();
+    void *p = get_used(pool, MIB(32), s, 1), *wall = get(pool, MIB(2), s), *q = get(pool, MIB(8), s), *r;
+    OK(galloc_free(get(pool, 512, t), t));
+    OK(galloc_free(p, s));
+    sim_hold(slow, 1);
+    put(slow, wall, MIB(2), 2);
+    order(slow, s);
+    put(s, q, MIB(8), 2);
+    OK(galloc_free(q, s));
+    EXPECT_EQ(sim_calls("cuEventRecord"), 2); /* after both frees */
+    r = get_used(pool, MIB(32), t, 3);
+    EXPECT(r == p);
+    EXPECT_EQ(stats_of(pool).waits, 1);
+    sim_run(-1);
+    EXPECT(sim_stream_done(t));
+    EXPECT(!sim_stream_done(s));
+    sim_hold(slow, 0);
+    OK(galloc_free(r, t));
+    OK(galloc_free_after(wall, (cudaStream_t[]){s, slow}, 2));
+    pool_end(pool);
+    finish();
+}
+
 /* A pool of 1/57 of its limit makes a stream wait, one of 1/70 grows instead. */
 TEST(a_stream_waits_from_a_64th_of_the_limit_on)
 {

@@ -2291,6 +2291,36 @@ TEST(growing_needs_no_host_memory_late)
     }
 }
 
+/* A block of a stream cache is resized on another stream: the use on the first one is a mark. Without host memory for
+   it nothing changes. */
+TEST(a_resize_on_another_stream_without_host_memory_changes_nothing)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_limited(MIB(2));
+    void *wall = get(pool, MIB(1), t), *p = NULL, *q;
+    for (int i = 0; i < 4; i++) {
+        if (p) OK(galloc_free(p, s));
+        p = get(pool, MIB(1), s);
+        if (i < 3) put(s, p, MIB(1), 1);
+    }
+    inside_drain_all(pool);
+    sim_fail_malloc(1, 1);
+    EXPECT_EQ(galloc_resize(p, KIB(4), t), cudaErrorMemoryAllocation);
+    EXPECT(sim_failed_mallocs() > 0);
+    sim_fail_clear();
+    EXPECT_EQ(info_of(p).requested, MIB(1));
+    EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+    OK(galloc_free(p, t));
+    q = get_used(pool, MIB(1), t, 3); /* waits for the earlier use on s */
+    EXPECT(q == p);
+    OK(galloc_free(q, t));
+    OK(galloc_free(wall, t));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    finish();
+}
+
 /* Without host memory the pages of a freed room that cannot be kept for the next room are free memory. */
 TEST(a_room_is_freed_without_host_memory)
 {
