@@ -1689,16 +1689,45 @@ static void *hand_on(galloc_pool *pool, cudaStream_t a, cudaStream_t b)
 /* The stream state that was the first stream's is another's now, and the first one lives and is used again. */
 TEST(a_miss_by_an_old_way_leads_to_no_other_stream)
 {
-    begin_still();
-    cudaStream_t a = stream_new(), b = stream_new();
-    galloc_pool *pool = pool_new(NULL);
-    void *p = hand_on(pool, a, b);
-    void *q = get_used(pool, MIB(1), a, 1);
-    EXPECT(q != p);
-    OK(galloc_free(q, a));
-    EXPECT_EQ(galloc_pool_check(pool), 0);
-    pool_end(pool);
-    finish();
+    static const char *const settings[] = {"", "roundup_power2_divisions:4", "like:pytorch"};
+    for (int i = 0; i < 3; i++) {
+        begin_still();
+        cudaStream_t a = stream_new(), b = stream_new();
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, settings[i], NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        void *p = hand_on(pool, a, b);
+        void *q = get_used(pool, MIB(1), a, 1);
+        EXPECT(q != p);
+        OK(galloc_free(q, a));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* The same with the free of a block of that other stream: its memory waits for the work of the stream that frees it. */
+TEST(a_free_by_an_old_way_is_none_of_another_stream)
+{
+    static const size_t sizes[] = {512, MIB(1), MIB(4)};
+    for (int i = 0; i < 6; i++) {
+        begin_still();
+        cudaStream_t a = stream_new(), b = stream_new();
+        galloc_config config = galloc_config_default();
+        config.stats_exact = i / 3;
+        galloc_pool *pool = pool_new(&config);
+        (void)hand_on(pool, a, b);
+        void *p = get(pool, sizes[i % 3], b), *q;
+        order(b, a);
+        put(a, p, sizes[i % 3], 1);
+        OK(galloc_free(p, a));
+        q = get_used(pool, sizes[i % 3], b, 2);
+        EXPECT(q != p);
+        OK(galloc_free(q, b));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        pool_end(pool);
+        finish();
+    }
 }
 
 /* What a thread remembers of T leads to a state that U has by now, and the host has no memory for another one. The
