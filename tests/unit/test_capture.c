@@ -959,7 +959,7 @@ TEST(a_free_that_fails_leaves_the_block_as_it_was)
     finish();
 }
 
-/* The state of the captured stream cannot be made: neither the host's memory nor the driver's error is the other one, and
+/* The state of the captured stream cannot be made: the error is that of the host's memory or of the driver, and
    nothing is waited for, since that would end the capture. */
 TEST(a_captured_free_that_is_refused_leaves_the_block_as_it_was)
 {
