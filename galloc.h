@@ -168,12 +168,13 @@
          it at once. Captured work of another stream may if the graph orders that work after the free (reuse:followed):
          its stream waited for an event recorded after the free, or joined the capture by such a wait. Other captured
          work never gets it. A block in use before the capture is not reused in it: when that use ends is not known.
+         Nor is one that the graph used and a stream outside the capture freed: where that use is in it is not known.
        - A result is a block that was allocated in a capture and not freed there. The program holds it until it frees
          it; then it belongs to the graph again, since each launch writes to it. If it is freed outside the capture, it
          counts as used by the stream that it was allocated for and by its recorded streams.
        - An input is a block that a graph uses but did not allocate. Either call galloc_record_stream for the captured
-         stream during the capture, and free the block after the capture has ended (an earlier free may give it to later
-         captured work, which would overwrite it). Or free it after the graph is gone.
+         stream during the capture, and free the block after the capture has ended (an earlier free on a captured stream
+         may give it to later captured work, which would overwrite it). Or free it after the graph is gone.
        - The memory returns to the pool when the graph, its instances, its clones, its parent graphs and all their
          launches are gone. A failed capture returns its memory too; if it was a capture into an existing graph
          (cudaStreamBeginCaptureToGraph), CUDA destroys that graph, and only its instances and clones keep memory.
@@ -1185,7 +1186,8 @@ enum { GALLOC_OVERRIDE_DEVICE = 0, GALLOC_OVERRIDE_STREAM = 1, GALLOC_OVERRIDE_O
      stream   the legacy stream if 0, in every file
      how      GALLOC_OVERRIDE_DEVICE: after a wait for all work of the block's device (of the current context, the
               primary one, and those with streams that galloc has been passed), on the legacy stream of that device
-              GALLOC_OVERRIDE_STREAM: after a wait for `stream`, likewise
+              GALLOC_OVERRIDE_STREAM: after a wait for `stream`, and also for that legacy stream if
+              galloc_record_stream named a stream for the block; likewise
               GALLOC_OVERRIDE_ORDERED: as galloc_free; if `stream` is the legacy one, other blocking streams come after
               it, as after work of the program. For memory of galloc_override_malloc as GALLOC_OVERRIDE_STREAM
      Returns  also what galloc_free returns, and the error of an earlier launch. When a captured stream would have to be
@@ -1251,11 +1253,13 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
      cudaFree         waits for the device of the memory, as in CUDA: for the current context, the primary one, and
                       those whose streams galloc has been passed. It must not be called while a stream is captured
      cudaMallocAsync  galloc_malloc
-     cudaFreeAsync    galloc_free; for memory of cudaMalloc it waits for the stream
+     cudaFreeAsync    galloc_free; for memory of cudaMalloc it waits for the stream, and for the legacy stream too if
+                      galloc_record_stream named a stream for the memory
    On the legacy stream cudaFreeAsync also records an event, so that it orders blocking streams, as in CUDA.
    Both functions that free take memory of either kind, of galloc_malloc too, and pass other memory to CUDA. Free all
    memory before cudaDeviceReset: in fixed segments and with other backends, CUDA may give its addresses to other
-   memory, and cudaFree there frees galloc's block. Pass no memory of cudaMalloc to galloc_free. Errors are galloc's:
+   memory, and cudaFree there frees galloc's block. Pass no memory of cudaMalloc to galloc_free, galloc_free_after or
+   galloc_resize: the next cudaMalloc may have it before work on the legacy stream is done. Errors are galloc's:
    cudaGetLastError does not return them, and messages name galloc's functions, for cudaMalloc galloc_pool_malloc, for
    cudaFree galloc_override_free or galloc_free. Needs gcc or clang, also under nvcc; C++ includes cuda_runtime.h. */
 
@@ -2985,11 +2989,13 @@ typedef struct gai_cache {
    one of their launches lasts; the second owner to release it frees it. So the graph may be gone before the pool, or
    outlive it, and the user object's destructor touches nothing else.
 
-   owners: 2, then 1 once the pool or the graph has released it */
+   owners: 2, then 1 once the pool or the graph has released it
+   rest->capture == this, if there is one: no call finds that stream state, and no work is ordered after its own */
 typedef struct gai_capture {
     struct gai_capture *next; /* of the pool */
     unsigned long long id;
     galloc_graph *graph; /* the group whose memory it shares; NULL: it has its own */
+    struct gai_stream *rest; /* for captured work whose position in the graph is unknown; NULL: no stream state yet */
     uint64_t owners;
     int lost; /* its context was reset: the graph will not run any more */
     int gone; /* gai_pool_forget_captures takes it */
@@ -7010,6 +7016,26 @@ static void gai_pool_reap(galloc_pool *pool)
     gai_set_drain(pool, &pool->mixed, 1);
 }
 
+/* A stream state that calls find no more: of a captured stream, since the key of each is another one. [lock] */
+static void gai_stream_hide(galloc_pool *pool, gai_stream *stream)
+{
+    gai_stream_unindex(pool, stream);
+    gai_stream_index_by(pool, stream, 0);
+}
+
+/* Creates the stream state for the captured work whose position in the graph is unknown. Returns 0 if host memory is
+   missing. */
+static int gai_capture_need_rest(galloc_pool *pool, gai_capture *capture, const gai_site *site)
+{
+    gai_stream *rest = capture->rest ? capture->rest : gai_stream_new(pool, site);
+    if (!rest || capture->rest) return rest != NULL;
+    gai_stream_hide(pool, rest);
+    rest->capture = capture;
+    rest->asked = 1;
+    capture->rest = rest;
+    return 1;
+}
+
 /* Creates the stream state of a stream. For a captured one it records its capture if that is new, and forgets captures
    whose graphs are gone: a program that only captures may have no other occasion for that. NULL: no host memory, or the
    driver refused its context or capture. [lock], released to ask the driver. */
@@ -7028,6 +7054,7 @@ static gai_stream *gai_stream_introduce(galloc_pool *pool, gai_site *site)
         capture = gai_capture_find(pool, site->capture);
     }
     if (site->refused || (site->capture && !capture)) return NULL;
+    if (capture && !gai_capture_need_rest(pool, capture, site)) return NULL;
     stream = gai_stream_find(pool, site);
     if (!stream) stream = gai_stream_new(pool, site);
     if (stream && capture) {
@@ -7065,8 +7092,7 @@ static gai_stream *gai_stream_captured(galloc_pool *pool, gai_site *site)
 {
     gai_stream *stream = gai_stream_find(pool, site);
     if (stream && gai_stream_goes_on(pool, stream, site)) return stream;
-    if (stream) gai_stream_unindex(pool, stream);
-    if (stream) gai_stream_index_by(pool, stream, 0); /* no captured stream has key 0 */
+    if (stream) gai_stream_hide(pool, stream);
     stream = gai_stream_introduce(pool, site);
     if (stream) (void)gai_stream_goes_on(pool, stream, site); /* notes where it begins */
     if (stream) stream->begin = stream->here;
@@ -7647,7 +7673,7 @@ static void gai_stream_read(const galloc_pool *pool, gai_stream *stream, galloc_
 static int gai_stream_is_idle(const gai_stream *stream)
 {
     return !stream->uses && !stream->blocks && !stream->busy && !stream->recorded && stream->handed <= stream->done &&
-           !gai_stream_is_unknown(stream);
+           !gai_stream_is_unknown(stream) && !(stream->capture && stream->capture->rest == stream);
 }
 
 /* Forgets idle stream states: those of retired streams, and any while there are more than GAI_STREAMS_KEPT. [paging] */
@@ -13727,30 +13753,43 @@ static void gai_marks_count_free(const gai_mark *mark)
     for (; mark; mark = mark->next) gai_set_relaxed(&mark->stream->busy_frees, mark->stream->busy_frees + 1);
 }
 
-/* Stamps the recorded uses of a block that is freed, as if their streams had used it until now. Events become due on
-   these streams, and are recorded when the lock is released. */
-static void gai_block_free_uses(galloc_pool *pool, gai_block *block)
+/* The stream state that stands for a stream's work up to a call that names the streams of `named`. From outside the
+   capture it is not known where in the graph a captured stream's work is: the capture may have ended, and the stream may
+   take part in another one into the same graph, beside that work. So no stream of the capture may reuse its memory. */
+static gai_stream *gai_stream_of_use(gai_stream *stream, const gai_mark *named)
 {
-    gai_mark *use;
-    for (use = block->recorded_uses; use; use = use->next) {
+    while (named && named->stream->capture_id != stream->capture_id) named = named->next;
+    return named || !stream->capture ? stream : stream->capture->rest;
+}
+
+/* Prepares the recorded uses of a block for its free, which has these marks: its streams have used it until now. Events
+   become due on these streams, and are recorded when the lock is released. Returns them as marks to be stamped. */
+static gai_mark *gai_block_take_uses(galloc_pool *pool, gai_block *block, const gai_mark *marks)
+{
+    gai_mark *uses = block->recorded_uses, *use;
+    for (use = uses; use; use = use->next) {
         gai_use_is_due(pool, use->stream);
         use->stream->uses--; /* gai_mark_stamp increments it again */
+        use->stream = gai_stream_of_use(use->stream, marks);
     }
-    gai_block_stamp(pool, block, block->recorded_uses);
     block->recorded_uses = NULL;
+    return uses;
 }
 
 /* A graph's result may be freed on streams outside its capture. Their frees are not ordered with captured work, so all
    work captured up to now may use the block, not only the work captured before its allocation. [lock] */
 GAI_APART
-static void gai_block_stamp_result(gai_block *block, gai_stream *stream, const gai_mark *users)
+static void gai_block_stamp_result(gai_block *block, gai_stream *stream, const gai_mark *named)
 {
+    gai_stream *rest = gai_stream_of_use(stream, named);
     gai_mark *mark;
-    for (; users; users = users->next)
-        if (users->stream->capture_id == stream->capture_id) return;
-    for (mark = block->marks; mark; mark = mark->next)
-        if (mark->stream == stream) mark->epoch = stream->epoch;
-    stream->unmarked += block->bytes;
+    if (rest == stream) return;
+    for (mark = block->marks; mark; mark = mark->next) {
+        if (mark->stream != stream) continue;
+        stream->uses--;
+        mark->stream = rest;
+        gai_mark_stamp(mark, mark->begin, mark->end);
+    }
 }
 
 /* Requests events on the streams of the marks of a block with room, because a room accepts only completed pages. [lock]
@@ -13766,6 +13805,7 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
     uintptr_t addr = block->addr;
     size_t bytes = block->bytes;
+    gai_mark *uses;
     int roomy = block->room && pool->config.expandable_segments;
     if (roomy) gai_marks_ask(pool, marks);
     if (block->stream->capture) gai_block_stamp_result(block, block->stream, marks);
@@ -13776,8 +13816,9 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
         gai_block_stamp_cache(pool, block);
     gai_marks_count_free(marks);
     if (pool->variant.freed) pool->variant.freed(pool, block, marks);
+    uses = block->recorded_uses ? gai_block_take_uses(pool, block, marks) : NULL;
     gai_block_stamp(pool, block, marks);
-    if (block->recorded_uses) gai_block_free_uses(pool, block);
+    gai_block_stamp(pool, block, uses);
     if (block->tag & GAI_TO_KEEP) {
         gai_block_keep(pool, block);
         return;
@@ -14173,13 +14214,14 @@ static cudaError_t gai_retire(const gai_site *site)
    driver call is done under the pool's lock; the rest is a job (gai_job_run). May call job, free and all sections
    before them. */
 
-/* Returns marks of the stream state and of the block's recorded uses. The caller has reserved the marks. [lock] */
-static gai_mark *gai_block_users(galloc_pool *pool, const gai_block *block, gai_stream *stream)
+/* Returns marks of the stream that a call names and of the block's recorded uses. The caller has reserved the marks.
+   [lock] */
+static gai_mark *gai_block_users(galloc_pool *pool, const gai_block *block, const gai_mark *named)
 {
     const gai_mark *use;
-    gai_mark *users = gai_mark_of(pool, stream);
+    gai_mark *users = gai_mark_of(pool, named->stream);
     for (use = block->recorded_uses; use; use = use->next) {
-        gai_mark *user = gai_mark_of(pool, use->stream);
+        gai_mark *user = gai_mark_of(pool, gai_stream_of_use(use->stream, named));
         user->next = users->next;
         users->next = user;
     }
@@ -14203,7 +14245,8 @@ static void gai_block_stamp_used(galloc_pool *pool, gai_block *block, gai_mark *
    host memory is missing; nothing has changed then. [lock] */
 static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_stream *stream, size_t bytes, size_t guard)
 {
-    gai_mark *use;
+    const gai_mark *use;
+    const gai_mark named = {NULL, stream, 0, 0, 0};
     uintptr_t begin = block->addr + bytes, end = block->addr + block->requested, cut = block->addr + block->bytes;
     size_t marks = 2 * gai_marks_count(block->marks) + 2 * gai_marks_count(block->recorded_uses) + 4;
     if (begin == end) return 1;
@@ -14212,13 +14255,13 @@ static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_stream *str
     if (cut < block->addr + block->bytes) {
         gai_block *tail = gai_block_split(pool, block, cut, GAI_USED);
         tail->stream_id = stream->stream_id;
-        if (block->stream->capture) gai_block_stamp_result(tail, block->stream, NULL);
-        gai_block_stamp(pool, tail, gai_block_users(pool, block, stream));
+        if (block->stream->capture) gai_block_stamp_result(tail, block->stream, &named);
+        gai_block_stamp(pool, tail, gai_block_users(pool, block, &named));
         gai_stat_unused(pool, tail->bytes, 0);
         gai_block_give(pool, tail);
     }
     if (begin < gai_min(cut, end))
-        gai_block_stamp_used(pool, block, gai_block_users(pool, block, stream), begin, gai_min(cut, end));
+        gai_block_stamp_used(pool, block, gai_block_users(pool, block, &named), begin, gai_min(cut, end));
     gai_block_renew_captured(pool, block);
     for (use = block->recorded_uses; use; use = use->next) gai_use_is_due(pool, use->stream);
     return 1;
@@ -15982,7 +16025,10 @@ static int gai_check_graphs(const galloc_pool *pool)
     const gai_capture *capture;
     size_t members = 0;
     int broken = 0;
-    for (capture = pool->captures; capture; capture = capture->next) members += capture->graph != NULL;
+    for (capture = pool->captures; capture; capture = capture->next) {
+        members += capture->graph != NULL;
+        broken += capture->rest && capture->rest->capture != capture;
+    }
     for (graph = pool->graphs; graph; graph = graph->next) {
         size_t captures = 0;
         for (capture = pool->captures; capture; capture = capture->next) captures += capture->graph == graph;
@@ -21525,26 +21571,37 @@ static CUresult gai_override_await_legacy(void)
     return result;
 }
 
-/* Returns whether the driver allocates a block in stream order (cudaMallocAsync). */
-static int gai_override_is_queued(const void *ptr)
+/* Returns whether a block of the program has a property. */
+static int gai_override_has(const void *ptr, int (*property)(const gai_block *))
 {
     gai_block *block;
-    int queued;
+    int has;
     galloc_pool *pool = gai_pool_around(ptr);
     if (!pool) return 0;
     gai_lock_on(&pool->lock);
     block = gai_block_around(pool, (uintptr_t)ptr);
-    queued = block && pool->variant.alloc && !block->segment->outside;
+    has = block && property(block);
     gai_lock_off(&pool->lock);
     gai_pool_unpin(pool);
-    return queued;
+    return has;
 }
+
+/* Does the driver allocate the block in stream order (cudaMallocAsync)? [lock] */
+static int gai_block_is_queued(const gai_block *block)
+{
+    const galloc_pool *pool = (const galloc_pool *)gai_load_pointer(&block->pool);
+    return pool->variant.alloc && !block->segment->outside;
+}
+
+/* Did galloc_record_stream name a stream for the block? [lock] */
+static int gai_block_is_recorded(const gai_block *block) { return block->recorded_uses != NULL; }
 
 /* Waits until the driver has allocated what cudaMalloc returns. After a sticky error nothing runs in the context any
    more, and the block cannot be freed before the reset: the program gets it, and the error with its next call. */
 static cudaError_t gai_override_allocated(void **ptr)
 {
-    CUresult result = gai_override_is_queued(*ptr) ? gai_override_await_legacy() : CUDA_SUCCESS;
+    CUresult result = CUDA_SUCCESS;
+    if (gai_override_has(*ptr, gai_block_is_queued)) result = gai_override_await_legacy();
     if (!result || gai_is_sticky(result)) return cudaSuccess;
     if (galloc_free(*ptr, cudaStreamLegacy)) (void)galloc_free(*ptr, cudaStreamLegacy); /* one call may have failed */
     *ptr = NULL;
@@ -21627,7 +21684,8 @@ static cudaError_t gai_override_failed(void *ptr, CUresult result, const char *c
     return gai_is_driver_gone(result) ? galloc_free(ptr, cudaStreamLegacy) : gai_driver_failed(result, call);
 }
 
-/* Frees a block on the legacy stream of the device, after a wait for the site's stream or the device. */
+/* Frees a block on the legacy stream of the device, after a wait for the site's stream or the device. Earlier work of
+   that legacy stream is no obstacle to the next cudaMalloc, so it is waited for where the program has recorded uses. */
 static cudaError_t gai_override_return(void *ptr, CUdevice device, gai_site *site, int how)
 {
     gai_scope scope;
@@ -21644,7 +21702,10 @@ static cudaError_t gai_override_return(void *ptr, CUdevice device, gai_site *sit
     } else if ((result = gai_scope_push(&scope, primary)) != CUDA_SUCCESS) {
         error = gai_override_failed(ptr, result, "cuCtxPushCurrent");
     } else {
-        error = galloc_free(ptr, cudaStreamLegacy);
+        if (how == GALLOC_OVERRIDE_STREAM && gai_override_has(ptr, gai_block_is_recorded))
+            result = gai_override_await_legacy();
+        if (result) error = gai_override_failed(ptr, result, "waiting for the legacy stream");
+        else error = galloc_free(ptr, cudaStreamLegacy);
         gai_scope_leave(&scope);
     }
     (void)gai_cu.DevicePrimaryCtxRelease(device);

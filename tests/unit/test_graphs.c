@@ -125,6 +125,80 @@ TEST(captures_into_one_graph_share_memory_in_its_order_only)
     }
 }
 
+/* An input is freed or cut during the capture or after it, a result after it: on a stream that is not captured, so where
+   in the graph it was used is not known. No later capture into the graph has it. */
+TEST(what_is_freed_outside_a_capture_is_no_later_captures)
+{
+    enum { INPUT, EARLY, CUT, RESULT, WAYS };
+    for (int way = 0; way < 2 * WAYS; way++) {
+        int how = way / 2;
+        size_t bytes = how == CUT ? 2 * BLOCK : BLOCK;
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_for(3);
+        cudaGraph_t graph = NULL;
+        void *p = NULL, *q;
+        OK(cudaGraphCreate(&graph, 0));
+        if (how != RESULT) p = get(pool, bytes, t);
+        capture_into(graph, s, NULL, 0);
+        if (how == RESULT) p = get(pool, bytes, s);
+        else OK(galloc_record_stream(p, s));
+        put(s, p, bytes, 1);
+        if (how == EARLY) OK(galloc_free(p, t));
+        EXPECT(capture_end(s) == graph);
+        if (how == CUT) OK(galloc_resize(p, BLOCK, t));
+        else if (how != EARLY) OK(galloc_free(p, t));
+        OK(cudaStreamSynchronize(t));
+        cudaGraphNode_t last = last_node(graph);
+        capture_into(graph, s, &last, way % 2);
+        q = pass(pool, s, 2);
+        EXPECT(q != p && (how != CUT || q != (char *)p + BLOCK));
+        EXPECT(capture_end(s) == graph);
+        if (how == CUT) OK(galloc_free(p, t));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        cudaGraphExec_t exec = instance(graph);
+        OK(cudaGraphDestroy(graph));
+        OK(cudaGraphLaunch(exec, s));
+        expect_room(pool, how == CUT ? 0 : 1);
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaStreamSynchronize(s));
+        expect_room(pool, 3);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Stream states are forgotten when there are many, but not what stands for work of a capture at unknown positions. */
+TEST(a_capture_beside_many_streams_is_not_forgotten)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new(), u;
+    galloc_pool *pool = pool_for(3);
+    cudaGraph_t graph = NULL;
+    void *p = get(pool, BLOCK, t);
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    OK(galloc_record_stream(p, s));
+    put(s, p, BLOCK, 1);
+    for (int i = 0; i < 100; i++) {
+        u = stream_new();
+        OK(galloc_free(get(pool, 512, u), u));
+    }
+    OK(galloc_free(get(pool, BLOCK, u), u)); /* grows, and forgets stream states */
+    OK(cudaStreamSynchronize(u));
+    graph = capture_end(s);
+    OK(galloc_free(p, t));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    EXPECT_EQ(stats_of(pool).graph_bytes, BLOCK);
+    cudaGraphExec_t exec = instance(graph);
+    OK(cudaGraphLaunch(exec, s));
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    OK(cudaStreamSynchronize(s));
+    EXPECT_EQ(stats_of(pool).graph_bytes, 0);
+    pool_end(pool);
+    finish();
+}
+
 /* Three, on streams that come and go with the same handle; a fourth after all of them may have what they freed. */
 TEST(a_capture_after_others_in_its_graph_takes_what_they_freed)
 {

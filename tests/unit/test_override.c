@@ -262,6 +262,57 @@ TEST(free_waits)
     no_findings();
 }
 
+/* A use on the legacy stream that the program has noted is waited for, since the next cudaMalloc gets what is free there
+   at once. Without such a note the stream of the free is enough. */
+TEST(a_free_waits_for_a_noted_use_on_the_legacy_stream)
+{
+    for (int noted = 0; noted < 2; noted++) {
+        start();
+        void *p = NULL, *q = NULL;
+        cudaStream_t s = stream_new(), t = stream_new();
+        OK(cudaMalloc(&p, MIB(1)));
+        if (noted) put(cudaStreamLegacy, p, MIB(1), 1);
+        if (noted) OK(galloc_record_stream(p, cudaStreamLegacy));
+        else put(s, p, MIB(1), 1);
+        long waits = sim_calls("cuStreamSynchronize");
+        OK(cudaFreeAsync(p, s));
+        EXPECT_EQ(sim_calls("cuStreamSynchronize") - waits, 1 + noted);
+        OK(cudaMalloc(&q, MIB(1)));
+        EXPECT(q == p);
+        put(t, q, MIB(1), 2);
+        OK(cudaFree(q));
+        stream_end(s);
+        stream_end(t);
+        no_findings();
+    }
+}
+
+/* Where that wait is not possible, the memory stays the program's. */
+TEST(a_noted_use_on_the_legacy_stream_that_cannot_be_waited_for)
+{
+    for (int captured = 0; captured < 2; captured++) {
+        start();
+        void *p = NULL;
+        cudaStream_t s = stream_new(), blocking = NULL;
+        cudaGraph_t graph = NULL;
+        OK(cudaStreamCreate(&blocking));
+        OK(cudaMalloc(&p, MIB(1)));
+        OK(galloc_record_stream(p, cudaStreamLegacy));
+        if (captured) OK(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeRelaxed));
+        else sim_fail("cuStreamSynchronize", 2, 0, cudaErrorUnknown);
+        EXPECT_EQ(cudaFreeAsync(p, s), captured ? cudaErrorStreamCaptureImplicit : cudaErrorUnknown);
+        EXPECT(strstr(galloc_last_message(), "legacy stream") != NULL);
+        sim_fail_clear();
+        if (captured) OK(cudaStreamEndCapture(blocking, &graph));
+        if (captured) OK(cudaGraphDestroy(graph));
+        EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+        OK(cudaFreeAsync(p, s));
+        stream_end(s);
+        stream_end(blocking);
+        no_findings();
+    }
+}
+
 /* In CUDA, that is the order of a blocking stream's operations, also of one that has had none so far. */
 TEST(a_free_on_a_blocking_stream_comes_after_the_legacy_streams_work)
 {
