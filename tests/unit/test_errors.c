@@ -720,7 +720,7 @@ TEST(a_free_without_host_memory_ends_no_capture)
     finish();
 }
 
-/* How many streams are named decides where they are noted, and nothing else. */
+/* How many streams are named decides where they are noted, and nothing else. A call that is refused keeps nothing. */
 TEST(free_after_of_any_number_of_streams)
 {
     begin();
@@ -729,6 +729,7 @@ TEST(free_after_of_any_number_of_streams)
     galloc_pool *pool = pool_new(NULL);
     for (int n = 1; n <= 40; n++) {
         void *p = get(pool, MIB(2), s[0]);
+        EXPECT_EQ(galloc_free_after((char *)p + 512, s, n), cudaErrorInvalidDevicePointer);
         OK(galloc_free_after(p, s, n));
         EXPECT(info_of(p).state != GALLOC_STATE_USED);
         p = get(pool, 1000, s[0]);

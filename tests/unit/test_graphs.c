@@ -1516,4 +1516,31 @@ TEST(a_stream_that_joins_a_capture_of_the_per_thread_stream_is_of_its_group)
     finish();
 }
 
+/* A group may begin on the per-thread stream first and then on a created one: it has the forks of that one as well. */
+TEST(a_group_that_begins_again_on_a_created_stream_has_its_forks)
+{
+    begin_still();
+    galloc_pool *pool = pool_limited(MIB(16)); /* no room for the memory of two graphs */
+    cudaStream_t s = stream_new(), fork = stream_new();
+    galloc_graph *group = NULL;
+    cudaGraph_t graph[2] = {NULL, NULL};
+    OK(galloc_graph_begin(&group, pool, cudaStreamPerThread));
+    OK(galloc_graph_end(group));
+    OK(galloc_graph_begin(&group, pool, s));
+    for (int i = 0; i < 2; i++) {
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        order(s, fork);
+        OK(galloc_free(get_used(pool, MIB(10), fork, 1), fork));
+        order(fork, s);
+        OK(cudaStreamEndCapture(s, &graph[i]));
+    }
+    OK(galloc_graph_end(group));
+    for (int i = 0; i < 2; i++) OK(cudaGraphDestroy(graph[i]));
+    OK(galloc_graph_release(group, s));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(fork);
+    finish();
+}
+
 TEST_MAIN()
