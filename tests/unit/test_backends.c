@@ -1754,6 +1754,32 @@ TEST(captured_memory_that_is_stuck_counts_outside_the_drivers_pool)
     EXPECT(stuck > 0); /* else nothing is tested */
 }
 
+/* Such memory is stuck when a reset takes it: it counts no more, neither once nor twice. */
+TEST(captured_memory_that_was_stuck_is_lost_once)
+{
+    begin();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+    cudaStream_t s = stream_new();
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    OK(galloc_free(get_used(pool, MIB(9), s, 1), s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    sim_fail("cuMemFree", 1, 1, cudaErrorUnknown);
+    (void)galloc_pool_trim(pool, 0, NULL);
+    EXPECT_EQ(stats_of(pool).quarantined, MIB(9));
+    sim_fail_clear();
+    OK(cudaDeviceReset());
+    s = stream_new();
+    void *p = get(pool, MIB(4), s);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(4));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* The driver gives memory in the order of a stream, whose earlier work may still use it. When there is no host memory
    to take it, it is kept, and goes nowhere else before that work is done. */
 TEST(what_there_was_no_host_memory_to_take_waits_for_its_stream)

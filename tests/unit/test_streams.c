@@ -389,6 +389,27 @@ TEST(a_stream_that_freed_many_blocks_by_full_calls_has_an_event)
     finish();
 }
 
+/* Where no stream has a cache, a stream that has freed many blocks and holds none has an event that others can use. */
+TEST(many_small_frees_without_a_cache_have_an_event)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_limit(MIB(2));
+    config.lane_bytes = 0;
+    config.wait_limit_ms = 0;
+    galloc_pool *pool = pool_new(&config);
+    void *other = get(pool, 512, t), *live = get_used(pool, 1000, s, 1);
+    for (int i = 0; i < 100; i++) OK(galloc_free(get_used(pool, 1000, s, 1), s));
+    OK(galloc_free(live, s));
+    sim_run(-1);
+    OK(galloc_free(get(pool, MIB(2) - 512, t), t));
+    OK(galloc_free(other, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* Neither the record nor a wait for it can break a capture, so the thread's mode of capture stays as it is. */
 TEST(an_event_exchanges_no_mode_of_capture)
 {
@@ -587,25 +608,32 @@ TEST(where_nobody_may_wait_for_the_device_no_marks_are_left_out)
     }
 }
 
-/* In the first capture that is too late: but the next call on the stream makes up for what was left out. */
+/* In the first capture that is too late: but the next call on the stream makes up for what was left out, or the one after
+   it where the driver refuses the event. */
 TEST(a_capture_asks_for_the_marks_that_were_left_out)
 {
-    begin();
-    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
-    cudaGraph_t graph[2];
-    void *wall;
-    galloc_pool *pool = uneven_pool(s, t, &wall, 0);
-    for (int i = 0; i < 40; i++) uneven_step(pool, s, t);
-    sim_run(-1);
-    OK(captured(pool, KIB(4), u, &graph[0]));
-    OK(galloc_free(get(pool, KIB(4), s), s));
-    sim_run(-1);
-    OK(captured(pool, MIB(237), u, &graph[1]));
-    for (int i = 0; i < 2; i++) OK(cudaGraphDestroy(graph[i]));
-    expect_healthy(pool, 0);
-    OK(galloc_free(wall, s));
-    pool_end(pool);
-    finish();
+    for (int refused = 0; refused < 2; refused++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+        cudaGraph_t graph[2] = {NULL, NULL};
+        void *wall, *p[2];
+        galloc_pool *pool = uneven_pool(s, t, &wall, 0);
+        for (int i = 0; i < 40; i++) uneven_step(pool, s, t);
+        sim_run(-1);
+        OK(captured(pool, KIB(4), u, &graph[0]));
+        if (refused) sim_fail("cuEventRecord", 1, 0, cudaErrorMemoryAllocation);
+        for (int i = 0; i < 2; i++) p[i] = get(pool, KIB(4), s);
+        if (refused) EXPECT_EQ(sim_failed(), 1);
+        sim_run(-1);
+        OK(captured(pool, MIB(230), u, &graph[1]));
+        for (int i = 0; i < 2; i++)
+            if (graph[i]) OK(cudaGraphDestroy(graph[i]));
+        expect_healthy(pool, 0);
+        for (int i = 0; i < 2; i++) OK(galloc_free(p[i], s));
+        OK(galloc_free(wall, s));
+        pool_end(pool);
+        finish();
+    }
 }
 
 TEST(free_on_another_stream_than_malloc)
