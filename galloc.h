@@ -167,11 +167,10 @@
          galloc_record_stream), belongs to the graph once it is freed. Later captured work of the same stream may reuse
          it at once. Captured work of another stream may if the graph orders that work after the free (reuse:followed):
          its stream waited for an event recorded after the free, or joined the capture by such a wait. Other captured
-         work never gets it. A block in use before the capture is not reused in it: when that use ends is not known.
-         Nor is one that the graph used and a stream outside the capture freed: where that use is in it is not known.
+         work never gets it. A block in use before the capture is not reused in it, nor one that a stream outside it
+         frees: when the one use ends, and where in the graph the other is, is not known.
        - A result is a block that was allocated in a capture and not freed there. The program holds it until it frees
-         it; then it belongs to the graph again, since each launch writes to it. If it is freed outside the capture, it
-         counts as used by the stream that it was allocated for and by its recorded streams.
+         it, on any stream; then it belongs to the graph again, since each launch writes to it.
        - An input is a block that a graph uses but did not allocate. Either call galloc_record_stream for the captured
          stream during the capture, and free the block after the capture has ended (an earlier free on a captured stream
          may give it to later captured work, which would overwrite it). Or free it after the graph is gone.
@@ -217,7 +216,7 @@
      galloc polls events, and leaves out what it cannot bound: cudaFree of fixed segments, and waiting for the device.
      So what a stream freed after its last event is out of reach, for good if it is destroyed without being retired.
      throw_on_cudamalloc_oom fails a request instead of any step that waits, queues a wait or returns memory; other
-     backends still free blocks in the driver.
+     backends still free blocks in the driver, and galloc_resize within memory of the block may still queue a wait.
 
    ON THREADS
      Any thread may call any function at any time, on any stream. Calls that a stream cache serves take only its lock.
@@ -837,7 +836,7 @@ GALLOC_API cudaError_t galloc_malloc_growable(void **ptr, size_t bytes, size_t m
      Threads  one call at a time for each block
      Device   waits only when memory has run out, or for a block with room of which another stream may still use what
               it grows into, if `stream` cannot be made to wait: with reuse:wait off, or if one of the two is the legacy
-              stream. wait_limit_ms and throw_on_cudamalloc_oom limit and forbid these waits too */
+              stream. wait_limit_ms and throw_on_cudamalloc_oom limit and forbid these waits of the host too */
 GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t stream);
 
 /* Notes that `stream` uses a block too. When the block is freed, all work queued on `stream` until then counts as use:
@@ -7673,7 +7672,8 @@ static void gai_stream_read(const galloc_pool *pool, gai_stream *stream, galloc_
 static int gai_stream_is_idle(const gai_stream *stream)
 {
     return !stream->uses && !stream->blocks && !stream->busy && !stream->recorded && stream->handed <= stream->done &&
-           !gai_stream_is_unknown(stream) && !(stream->capture && stream->capture->rest == stream);
+           !gai_stream_is_unknown(stream) &&
+           !(stream->capture && stream->capture->rest == stream);
 }
 
 /* Forgets idle stream states: those of retired streams, and any while there are more than GAI_STREAMS_KEPT. [paging] */
@@ -10252,10 +10252,11 @@ static CUresult gai_block_look_at(galloc_pool *pool, const gai_block *block, con
 
 /* Programs let all streams use memory of a default stream once the device has been waited for: galloc_free on stream 0
    after cudaDeviceSynchronize, cudaMalloc of GALLOC_OVERRIDE_CUDA. What debug queues at the free comes after that wait.
-   So the next allocation on the default stream waits for it (gai_stream_settle), and takes no short path. [lock] */
+   So the next allocation on the default stream waits for it (gai_stream_settle), and takes no short path. With a limit
+   of waits none is queued there. [lock] */
 static void gai_stream_unsettle(galloc_pool *pool, gai_stream *stream)
 {
-    if (!gai_is_default_stream(stream->handle)) return;
+    if (!gai_is_default_stream(stream->handle) || pool->config.wait_limit_ms != UINT64_MAX) return;
     stream->debug_queued++;
     pool->special |= GAI_ROUTE_SETTLE;
 }
@@ -13754,8 +13755,9 @@ static void gai_marks_count_free(const gai_mark *mark)
 }
 
 /* The stream state that stands for a stream's work up to a call that names the streams of `named`. From outside the
-   capture it is not known where in the graph a captured stream's work is: the capture may have ended, and the stream may
-   take part in another one into the same graph, beside that work. So no stream of the capture may reuse its memory. */
+   capture it is not known where in the graph a captured stream's work is: the capture may have ended, and the stream
+   may take part in another one into the same graph, beside that work. So no stream of the capture may reuse the memory
+   that it uses. */
 static gai_stream *gai_stream_of_use(gai_stream *stream, const gai_mark *named)
 {
     while (named && named->stream->capture_id != stream->capture_id) named = named->next;
@@ -19994,7 +19996,7 @@ static cudaError_t gai_live_take(galloc_pool *pool, gai_live_groups *live)
     return live->kinds ? cudaSuccess : gai_fail(cudaErrorMemoryAllocation, "no host memory for a list of blocks");
 }
 
-/* Appends to the message of a call that fails since blocks are used which kind has most bytes. */
+/* Appends to the message of a call that fails since blocks are used which kind has most bytes; NULL: in all pools. */
 static void gai_say_live(galloc_pool *pool)
 {
     gai_callback_frame saved;
@@ -20009,7 +20011,7 @@ static void gai_say_live(galloc_pool *pool)
     length = strlen(gai_thread.message);
     string.at = gai_thread.message + length;
     string.left = sizeof gai_thread.message - length;
-    if (live.n_kinds) gai_print(&string, "; most: ");
+    if (live.n_kinds) gai_print(&string, pool ? "; most: " : "; most in all pools: ");
     if (live.n_kinds) gai_print_live(&string, &live.kinds[0]);
     GALLOC_FREE(live.kinds);
 }

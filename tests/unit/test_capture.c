@@ -1374,8 +1374,8 @@ TEST(a_result_freed_elsewhere_is_used_up_to_now)
     }
 }
 
-/* The same with a block that was named for a captured stream: freed within the capture it is reused behind the use, freed
-   elsewhere not before the graph is gone. */
+/* The same with a block that was named for a captured stream: freed within the capture it is reused behind the use,
+   freed elsewhere not before the graph is gone. */
 TEST(an_input_freed_elsewhere_is_not_reused_in_the_graph)
 {
     for (int elsewhere = 0; elsewhere < 2; elsewhere++) {

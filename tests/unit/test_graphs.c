@@ -125,8 +125,8 @@ TEST(captures_into_one_graph_share_memory_in_its_order_only)
     }
 }
 
-/* An input is freed or cut during the capture or after it, a result after it: on a stream that is not captured, so where
-   in the graph it was used is not known. No later capture into the graph has it. */
+/* An input is freed or cut during the capture or after it, a result after it: on a stream that is not captured, so it
+   is not known where in the graph they were used. No later capture into the graph has them. */
 TEST(what_is_freed_outside_a_capture_is_no_later_captures)
 {
     enum { INPUT, EARLY, CUT, RESULT, WAYS };

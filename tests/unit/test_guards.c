@@ -3205,6 +3205,31 @@ TEST(with_a_limit_of_waits_other_streams_are_checked)
     finish();
 }
 
+/* Nothing is queued on a default stream then, so no allocation there waits: also not for a block of another stream that
+   was freed there. */
+TEST(with_a_limit_of_waits_no_allocation_waits_for_debug)
+{
+    for (int i = 0; i < 8; i++) {
+        begin_backed(SIM_PACE_STILL);
+        cudaStream_t s = stream_new(), first = i & 1 ? cudaStreamLegacy : cudaStreamPerThread;
+        galloc_config config = galloc_config_default();
+        config.debug = i & 4 ? GUARDS | POISON | QUARANTINE : GUARDS;
+        config.wait_limit_ms = i & 2 ? 1000 : 0;
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, 1000, s);
+        put(s, p, 1000, 1);
+        order(s, first);
+        OK(galloc_free(p, first));
+        long waits = sim_blocking_calls();
+        p = get(pool, 1000, first);
+        EXPECT_EQ(sim_blocking_calls(), waits);
+        OK(galloc_free(p, first));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* Some checks have ended, and those begun before and after them have not, when a reset takes all. */
 TEST(each_check_that_a_reset_takes_counts_once)
 {

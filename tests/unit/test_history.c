@@ -889,7 +889,8 @@ TEST(what_is_live_by_tag_size_and_stream)
     EXPECT_EQ(galloc_pool_destroy(pool), cudaErrorNotPermitted);
     EXPECT(strstr(galloc_last_message(), expected));
     EXPECT_EQ(galloc_shutdown(), cudaErrorNotPermitted);
-    EXPECT(strstr(galloc_last_message(), expected + strlen("free them first")));
+    EXPECT(strstr(galloc_last_message(), expected + strlen("free them first; most: ")));
+    EXPECT(strstr(galloc_last_message(), "; most in all pools: 3 of "));
     for (i = 6; i < 40; i++) blocks[i] = get(pool, (size_t)i, streams[0]);
     OK(galloc_live_text(pool, text_out, sizeof text_out));
     EXPECT(strstr(text_out, "\n  1 of 28 bytes, stream ") && !strstr(text_out, "of 27 bytes"));

@@ -262,7 +262,7 @@ TEST(free_waits)
     no_findings();
 }
 
-/* A use on the legacy stream that the program has noted is waited for, since the next cudaMalloc gets what is free there
+/* A use on the legacy stream that the program has noted is waited for, as the next cudaMalloc gets what is free there
    at once. Without such a note the stream of the free is enough. */
 TEST(a_free_waits_for_a_noted_use_on_the_legacy_stream)
 {
