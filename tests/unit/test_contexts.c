@@ -862,7 +862,7 @@ TEST(a_group_from_before_a_reset_takes_no_capture_of_the_new_context)
     finish();
 }
 
-/* A pool whose context has failed refuses also on a stream of another context, whatever the driver tells of contexts. */
+/* A pool whose context has failed refuses on a stream of another one, too, whatever the driver tells of contexts. */
 TEST(a_broken_pool_refuses_where_the_driver_does_not_tell_contexts)
 {
     for (int nth = 1; nth < 5; nth++) {

@@ -2875,7 +2875,7 @@ TEST(a_default_stream_is_waited_for_again_after_a_wait_that_failed)
     }
 }
 
-/* A blocking stream is captured, so that nothing may be asked of the legacy stream, and one call of the driver fails: an
+/* A blocking stream is captured, so that nothing may be asked of the legacy stream, and a call of the driver fails: an
    allocation there waits for the poison all the same. */
 TEST(the_legacy_stream_beside_a_capture_is_settled_though_a_call_fails)
 {

@@ -608,8 +608,8 @@ TEST(where_nobody_may_wait_for_the_device_no_marks_are_left_out)
     }
 }
 
-/* In the first capture that is too late: but the next call on the stream makes up for what was left out, or the one after
-   it where the driver refuses the event. */
+/* In the first capture that is too late: but the next call on the stream makes up for what was left out, or the one
+   behind it where the driver refuses the event. */
 TEST(a_capture_asks_for_the_marks_that_were_left_out)
 {
     for (int refused = 0; refused < 2; refused++) {
