@@ -862,35 +862,6 @@ TEST(a_group_from_before_a_reset_takes_no_capture_of_the_new_context)
     finish();
 }
 
-/* A pool whose context has failed refuses on a stream of another one, too, whatever the driver tells of contexts. */
-TEST(a_broken_pool_refuses_where_the_driver_does_not_tell_contexts)
-{
-    for (int nth = 1; nth < 5; nth++) {
-        begin_devices(1, SIM_PACE_STILL);
-        galloc_pool *pool = pool_of("", 0);
-        CUcontext other = context_new(0), own = current();
-        cudaStream_t s = stream_new(), t = stream_in(other);
-        OK(galloc_free(get(pool, MIB(1), t), t));
-        void *p = get(pool, MIB(4), s), *q = get(pool, MIB(4), s), *r = NULL;
-        OK(galloc_free(p, s)); /* there is memory for more */
-        sim_fail("cuMemCreate", 1, 0, cudaErrorIllegalAddress);
-        EXPECT_EQ(galloc_pool_malloc(pool, &r, MIB(40), s), cudaErrorIllegalAddress);
-        enter(other);
-        sim_fail("cuCtxGetId", nth, 1, cudaErrorUnknown);
-        EXPECT(galloc_pool_malloc(pool, &r, MIB(1), t) != cudaSuccess);
-        EXPECT(r == NULL);
-        sim_fail_clear();
-        enter(own);
-        OK(cudaDeviceReset());
-        (void)cudaGetLastError();
-        OK(cudaSetDevice(0));
-        OK(galloc_free(q, NULL));
-        pool_end(pool);
-        OK(cuCtxDestroy(other));
-        finish();
-    }
-}
-
 /* A capture of the group's stream may allocate first on a stream of another device that it forks to. */
 TEST(a_capture_that_allocates_first_on_another_devices_fork_joins_its_group)
 {
@@ -1256,6 +1227,35 @@ TEST(a_wait_that_a_failed_context_left_behind_is_over)
         OK(galloc_pool_trim(pool, 0, NULL));
         EXPECT_EQ(stats_of(pool).reserved.current, 0);
         pool_end(pool);
+        finish();
+    }
+}
+
+/* A pool whose context has failed refuses on a stream of another one, too, whatever the driver tells of contexts. */
+TEST(a_broken_pool_refuses_where_the_driver_does_not_tell_contexts)
+{
+    for (int nth = 1; nth < 5; nth++) {
+        begin_devices(1, SIM_PACE_STILL);
+        galloc_pool *pool = pool_of("", 0);
+        CUcontext other = context_new(0), own = current();
+        cudaStream_t s = stream_new(), t = stream_in(other);
+        OK(galloc_free(get(pool, MIB(1), t), t));
+        void *p = get(pool, MIB(4), s), *q = get(pool, MIB(4), s), *r = NULL;
+        OK(galloc_free(p, s)); /* there is memory for more */
+        sim_fail("cuMemCreate", 1, 0, cudaErrorIllegalAddress);
+        EXPECT_EQ(galloc_pool_malloc(pool, &r, MIB(40), s), cudaErrorIllegalAddress);
+        enter(other);
+        sim_fail("cuCtxGetId", nth, 1, cudaErrorUnknown);
+        EXPECT(galloc_pool_malloc(pool, &r, MIB(1), t) != cudaSuccess);
+        EXPECT(r == NULL);
+        sim_fail_clear();
+        enter(own);
+        OK(cudaDeviceReset());
+        (void)cudaGetLastError();
+        OK(cudaSetDevice(0));
+        OK(galloc_free(q, NULL));
+        pool_end(pool);
+        OK(cuCtxDestroy(other));
         finish();
     }
 }

@@ -2875,35 +2875,6 @@ TEST(a_default_stream_is_waited_for_again_after_a_wait_that_failed)
     }
 }
 
-/* A blocking stream is captured, so that nothing may be asked of the legacy stream, and a call of the driver fails: an
-   allocation there waits for the poison all the same. */
-TEST(the_legacy_stream_beside_a_capture_is_settled_though_a_call_fails)
-{
-    begin_still();
-    cudaStream_t s = stream_new(), blocking = NULL;
-    OK(cudaStreamCreate(&blocking));
-    galloc_config config = galloc_config_default();
-    OK(galloc_config_parse(&config, "debug:poison", NULL, 0));
-    galloc_pool *pool = pool_new(&config);
-    cudaGraph_t graph = NULL;
-    void *p = get(pool, MIB(1), cudaStreamLegacy);
-    OK(cudaDeviceSynchronize());
-    OK(galloc_free(p, cudaStreamLegacy));
-    OK(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeRelaxed));
-    sim_fail("cuMemFreeHost", 1, 0, cudaErrorUnknown);
-    p = get(pool, KIB(1020), cudaStreamLegacy);
-    EXPECT_EQ(sim_failed(), 1);
-    put(s, p, KIB(1020), 1); /* S may: the device was waited for before the free */
-    OK(cudaStreamSynchronize(s));
-    OK(cudaStreamEndCapture(blocking, &graph));
-    OK(cudaGraphDestroy(graph));
-    OK(galloc_free(p, cudaStreamLegacy));
-    pool_end(pool);
-    stream_end(blocking);
-    stream_end(s);
-    finish();
-}
-
 /* One of them is settled while debug's work is on both: the other still waits for its own, at its next call. */
 TEST(each_default_stream_waits_for_the_work_of_debug_on_it)
 {
@@ -2948,6 +2919,35 @@ TEST(each_default_stream_waits_for_the_work_of_debug_on_it)
         stream_end(s);
         finish();
     }
+}
+
+/* A blocking stream is captured, so that nothing may be asked of the legacy stream, and a call of the driver fails: an
+   allocation there waits for the poison all the same. */
+TEST(the_legacy_stream_beside_a_capture_is_settled_though_a_call_fails)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), blocking = NULL;
+    OK(cudaStreamCreate(&blocking));
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "debug:poison", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    cudaGraph_t graph = NULL;
+    void *p = get(pool, MIB(1), cudaStreamLegacy);
+    OK(cudaDeviceSynchronize());
+    OK(galloc_free(p, cudaStreamLegacy));
+    OK(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeRelaxed));
+    sim_fail("cuMemFreeHost", 1, 0, cudaErrorUnknown);
+    p = get(pool, KIB(1020), cudaStreamLegacy);
+    EXPECT_EQ(sim_failed(), 1);
+    put(s, p, KIB(1020), 1); /* S may: the device was waited for before the free */
+    OK(cudaStreamSynchronize(s));
+    OK(cudaStreamEndCapture(blocking, &graph));
+    OK(cudaGraphDestroy(graph));
+    OK(galloc_free(p, cudaStreamLegacy));
+    pool_end(pool);
+    stream_end(blocking);
+    stream_end(s);
+    finish();
 }
 
 static cudaStream_t unmap_stream;

@@ -2401,6 +2401,30 @@ static void churn(play *p, long operations)
     EXPECT_EQ(stats.addresses, sim_addresses());
 }
 
+/* Free blocks of two streams alternate, and a reset has completed the work of both: pages of the first one move, and
+   what is left of it merges with the next ones. */
+TEST(pages_move_from_blocks_that_merge_meanwhile)
+{
+    begin_still();
+    cudaStream_t s[2] = {stream_new(), stream_new()};
+    galloc_config config = config_limit(MIB(64));
+    config.growth = MIB(2);
+    config.reuse = 0;
+    galloc_pool *pool = pool_new(&config);
+    void *p[12], *stays = get(pool, 1000, s[0]);
+    for (int i = 0; i < 12; i++) p[i] = get_used(pool, MIB(5), s[i % 2], 1);
+    for (int i = 0; i < 12; i++) OK(galloc_free(p[i], s[i % 2]));
+    OK(cudaDeviceReset());
+    cudaStream_t u = stream_new();
+    void *q = get_used(pool, MIB(30), u, 2);
+    expect_healthy(pool, 1);
+    OK(galloc_free(q, u));
+    OK(galloc_free(stays, u));
+    pool_end(pool);
+    stream_end(u);
+    finish();
+}
+
 /* A room takes all of a reserved range, in which pages have left their addresses. These are unmapped before more are
    reserved. */
 TEST(old_addresses_make_way_before_more_are_reserved)

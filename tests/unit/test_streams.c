@@ -750,6 +750,38 @@ TEST(a_request_honours_the_marks_of_its_own_bytes_only)
     }
 }
 
+/* T may still use the high end of a free block. A long-lived block of S, which is to be at the end, goes below that. */
+TEST(a_long_lived_block_goes_below_what_another_stream_may_use)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new(), both[2] = {t, s};
+    galloc_config config = galloc_config_default();
+    config.growth = MIB(64);
+    config.reuse = COMPLETED;
+    galloc_pool *pool = pool_new(&config);
+    galloc_request request = {0};
+    void *a = get_used(pool, MIB(40), s, 1), *b = get(pool, MIB(20), s), *far = NULL;
+    put(t, b, MIB(20), 2);
+    OK(galloc_free_after(b, both, 2));
+    OK(galloc_free(a, s));
+    void *other = get(pool, MIB(2), t);
+    size_t held = stats_of(pool).reserved.current;
+    request.bytes = MIB(30);
+    request.stream = s;
+    request.pool = pool;
+    request.lifetime = GALLOC_LIFETIME_LONG;
+    OK(galloc_alloc(&far, &request));
+    put(s, far, MIB(30), 3);
+    EXPECT_EQ(stats_of(pool).reserved.current, held);
+    OK(galloc_free(far, s));
+    OK(galloc_free(other, t));
+    sim_run(-1);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* What S freed has merged with bytes that nobody used: those are anybody's at once, from either side. */
 TEST(unused_bytes_beside_a_mark_are_free_for_all)
 {
