@@ -2140,4 +2140,33 @@ TEST(memory_freed_before_a_reset_needs_no_wait)
     finish();
 }
 
+/* Another pool gets the addresses of memory that a reset took, whatever the driver tells of the first pool's context: that
+   pool does not have them any more, and ends. */
+TEST(lost_addresses_come_back_where_the_driver_does_not_tell_contexts)
+{
+    int failed = 1;
+    for (int nth = 1; failed; nth++) {
+        begin_devices(1, SIM_PACE_STILL);
+        galloc_pool *first = pool_of("expandable_segments:False", 0), *second = pool_of("expandable_segments:False", 0);
+        void *lost = get(first, MIB(12), stream_new()), *p = NULL;
+        reset(0);
+        cudaStream_t s = stream_new();
+        sim_fail("cuCtxGetId", nth, 0, cudaErrorUnknown);
+        cudaError_t error = galloc_pool_malloc(second, &p, MIB(12), s);
+        failed = sim_failed() > 0;
+        sim_fail_clear();
+        if (error) p = get(second, MIB(12), s);
+        EXPECT(p == lost);
+        put(s, p, MIB(12), 1);
+        OK(galloc_pool_trim(first, 0, NULL));
+        EXPECT(info_of(p).pool == second);
+        EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+        OK(galloc_free(p, s));
+        pool_end(first);
+        pool_end(second);
+        stream_end(s);
+        finish();
+    }
+}
+
 TEST_MAIN()

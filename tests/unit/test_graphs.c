@@ -1518,6 +1518,36 @@ TEST(a_stream_that_joins_a_capture_of_the_per_thread_stream_is_of_its_group)
     finish();
 }
 
+/* A group that has a graph begins again during a capture that has allocated already: that is of the group from then on. */
+TEST(a_capture_under_way_joins_a_group_that_has_others)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    galloc_graph *group = NULL;
+    OK(galloc_graph_begin(&group, pool, s));
+    capture_begin(s);
+    void *p = get_used(pool, MIB(9), s, 1);
+    OK(galloc_free(p, s));
+    cudaGraph_t first = capture_end(s);
+    OK(galloc_graph_end(group));
+    capture_begin(s);
+    void *small = get(pool, 1000, s);
+    OK(galloc_graph_begin(&group, pool, s));
+    void *q = get_used(pool, MIB(9), s, 2);
+    EXPECT(q == p);
+    OK(galloc_free(q, s));
+    OK(galloc_free(small, s));
+    cudaGraph_t second = capture_end(s);
+    OK(galloc_graph_end(group));
+    OK(cudaGraphDestroy(first));
+    OK(cudaGraphDestroy(second));
+    OK(galloc_graph_release(group, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* A group may begin on the per-thread stream first and then on a created one: it has the forks of that one as well. */
 TEST(a_group_that_begins_again_on_a_created_stream_has_its_forks)
 {

@@ -58,6 +58,8 @@ static struct {
     void (*on_domain)(void);        /* called when galloc has looked for a tool, and not said so yet */
 } tool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+static __thread void (*on_begin)(void); /* called before this thread's next region begins */
+
 static void wrong(const char *text, uintptr_t addr)
 {
     if (tool.wrong++ < 8) printf("    told wrongly: %s, %#lx\n", text, (unsigned long)addr);
@@ -146,7 +148,10 @@ static void regions_begin(nvtxDomainHandle_t domain, const nvtxMemRegionsRegiste
     const nvtxMemVirtualRangeDesc_t *range = batch->regionDescElements;
     uintptr_t begin = (uintptr_t)range->ptr;
     heap *of = (heap *)batch->heap;
+    void (*call)(void) = on_begin;
     int i = 0;
+    on_begin = NULL;
+    if (call) call();
     look_at_locks();
     pthread_mutex_lock(&tool.lock);
     if (of->domain != domain || batch->extCompatID != NVTX_EXT_COMPATID_MEM || batch->structSize != sizeof *batch ||
@@ -796,6 +801,50 @@ TEST(a_segment_may_be_opened_while_a_region_ends)
     EXPECT(is_told((uintptr_t)meanwhile.other, 700));
     OK(galloc_free(meanwhile.other, captured));
     OK(cudaGraphExecDestroy(capture_ready(captured)));
+    pool_end(pool);
+    finish_told();
+}
+
+static int region_begins, segment_is_open; /* relaxed: only galloc's locks bring the threads into an order */
+
+static void wait_for_the_capture(void)
+{
+    __atomic_store_n(&region_begins, 1, __ATOMIC_RELAXED);
+    while (!__atomic_load_n(&segment_is_open, __ATOMIC_RELAXED)) usleep(100);
+}
+
+static void *capture_when_a_region_begins(void *arg)
+{
+    OK(cudaSetDevice(0));
+    while (!__atomic_load_n(&region_begins, __ATOMIC_RELAXED)) usleep(100);
+    capture_meanwhile(0);
+    __atomic_store_n(&segment_is_open, 1, __ATOMIC_RELAXED);
+    return arg;
+}
+
+/* Or while a region in it begins. */
+TEST(a_segment_may_be_opened_while_a_region_begins)
+{
+    with_tool();
+    pthread_t thread;
+    cudaStream_t s = stream_new();
+    captured = stream_new();
+    galloc_pool *pool = meanwhile.pool = pool_expandable(1);
+    void *live = get(pool, 1000, s);
+    region_begins = segment_is_open = 0;
+    EXPECT_EQ(pthread_create(&thread, NULL, capture_when_a_region_begins, NULL), 0);
+    on_begin = wait_for_the_capture;
+    void *p = get_tagged(pool, 600, s, 7);
+    EXPECT(region_begins);
+    on_begin = NULL;
+    wait_for_the_capture();
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    EXPECT(is_told((uintptr_t)p, 600));
+    EXPECT(is_told((uintptr_t)meanwhile.other, 700));
+    OK(galloc_free(meanwhile.other, captured));
+    OK(cudaGraphExecDestroy(capture_ready(captured)));
+    OK(galloc_free(p, s));
+    OK(galloc_free(live, s));
     pool_end(pool);
     finish_told();
 }
