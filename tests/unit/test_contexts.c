@@ -2140,8 +2140,8 @@ TEST(memory_freed_before_a_reset_needs_no_wait)
     finish();
 }
 
-/* Another pool gets the addresses of memory that a reset took, whatever the driver tells of the first pool's context: that
-   pool does not have them any more, and ends. */
+/* Another pool gets the addresses of memory that a reset took, whatever the driver tells of the first pool's context:
+   that pool does not have them any more, and ends. */
 TEST(lost_addresses_come_back_where_the_driver_does_not_tell_contexts)
 {
     int failed = 1;

@@ -1518,7 +1518,7 @@ TEST(a_stream_that_joins_a_capture_of_the_per_thread_stream_is_of_its_group)
     finish();
 }
 
-/* A group that has a graph begins again during a capture that has allocated already: that is of the group from then on. */
+/* A group that has a graph begins again in a capture that has allocated already: that is of the group from then on. */
 TEST(a_capture_under_way_joins_a_group_that_has_others)
 {
     begin();

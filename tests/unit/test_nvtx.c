@@ -581,6 +581,24 @@ TEST(a_region_has_the_size_of_its_block)
     finish_told();
 }
 
+/* Without host memory for a mark of its stream a free waits for the stream, and the region ends as well. */
+TEST(a_region_ends_without_host_memory)
+{
+    with_tool();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_expandable(1);
+    void *p = get(pool, 1000, s);
+    touch(s, p, 1000);
+    OK(cudaStreamSynchronize(s));
+    sim_fail_malloc(1, 1);
+    OK(galloc_free(p, t));
+    EXPECT(sim_failed_mallocs() > 0);
+    sim_fail_malloc(0, 0);
+    EXPECT_EQ(regions_now(), 0);
+    pool_end(pool);
+    finish_told();
+}
+
 /* Without host memory for the rest of it, a block does not shrink. */
 TEST(a_region_is_as_before_after_a_resize_that_failed)
 {
@@ -786,6 +804,29 @@ TEST(a_free_waits_for_no_recorded_stream_that_is_captured_by_now)
     finish_told();
 }
 
+/* A recorded stream that went with its context is not looked at, also where another context has that place. */
+TEST(a_free_waits_for_no_recorded_stream_of_a_context_that_has_ended)
+{
+    with_tool();
+    CUcontext own = NULL, other[3];
+    cudaStream_t s = stream_new();
+    OK(cuCtxGetCurrent(&own));
+    galloc_pool *pool = pool_expandable(1);
+    void *p = get(pool, 1000, s);
+    OK(cuCtxCreate(&other[0], NULL, 0, 0));
+    cudaStream_t gone = stream_new();
+    OK(cuCtxSetCurrent(own));
+    OK(galloc_record_stream(p, gone));
+    touch(s, p, 1000);
+    OK(cuCtxDestroy(other[0]));
+    for (int i = 1; i < 3; i++) OK(cuCtxCreate(&other[i], NULL, 0, 0));
+    OK(cuCtxSetCurrent(own));
+    OK(galloc_free(p, s));
+    for (int i = 1; i < 3; i++) OK(cuCtxDestroy(other[i]));
+    pool_end(pool);
+    finish_told();
+}
+
 /* A segment is opened by another call while a region in it ends. */
 TEST(a_segment_may_be_opened_while_a_region_ends)
 {
@@ -801,6 +842,34 @@ TEST(a_segment_may_be_opened_while_a_region_ends)
     EXPECT(is_told((uintptr_t)meanwhile.other, 700));
     OK(galloc_free(meanwhile.other, captured));
     OK(cudaGraphExecDestroy(capture_ready(captured)));
+    pool_end(pool);
+    finish_told();
+}
+
+static void capture_before_the_wait(const char *function)
+{
+    if (strcmp(function, "cuStreamSynchronize")) return;
+    sim_hook(NULL, NULL);
+    capture_meanwhile(0);
+}
+
+/* Or while a block in it shrinks: the bytes that it loses are the segment's as all others. */
+TEST(a_segment_may_be_opened_while_a_block_shrinks)
+{
+    with_tool();
+    cudaStream_t s = stream_new();
+    captured = stream_new();
+    galloc_pool *pool = meanwhile.pool = pool_expandable(1);
+    void *p = get(pool, 1000, s);
+    touch(s, p, 1000);
+    meanwhile.other = NULL;
+    sim_hook(capture_before_the_wait, NULL);
+    OK(galloc_resize(p, 300, s));
+    EXPECT(meanwhile.other != NULL);
+    EXPECT(is_told((uintptr_t)p, 1000));
+    OK(galloc_free(meanwhile.other, captured));
+    OK(cudaGraphExecDestroy(capture_ready(captured)));
+    OK(galloc_free(p, s));
     pool_end(pool);
     finish_told();
 }
