@@ -1117,10 +1117,10 @@ GALLOC_API cudaError_t galloc_tag_name(uint32_t tag, const char *name);
    Of each pool, at one time: the sizes of its segments and kept_by_driver (galloc_stats.quarantined is in it) add up to
    galloc_stats.reserved, the requested sizes of its allocated blocks to galloc_stats.live. device_traces are the
    histories of the device's pools (galloc_pool_history), in order of time: going back from the segments, each entry
-   undoes the one before. A free is requested and complete at once; a resize is a free and an allocation, a move
-   ("moved") an unmapping and a mapping. time_us agrees with the time of day within a second. With a history, segments
-   have stream 0, and pending blocks are "inactive" with the key "pending". A snapshot that is taken while on_map or
-   on_unmap runs has no history.
+   undoes the one before (after a reset that holds of each pool, since others may get its addresses). A free is
+   requested and complete at once; a resize is a free and an allocation, a move ("moved") an unmapping and a mapping.
+   time_us agrees with the time of day within a second. With a history, segments have stream 0, and pending blocks are
+   "inactive" with the key "pending". A snapshot that is taken while on_map or on_unmap runs has no history.
      pool     NULL: all pools of the process, each as it is when its turn comes
      format   GALLOC_SNAPSHOT_...
      write    called with consecutive parts of up to 4096 bytes; returns 0, or another number to stop. No lock is held,
@@ -6673,7 +6673,7 @@ static int gai_graph_has(const galloc_graph *graph, const gai_site *site)
     unsigned long long id = 0;
     gai_scope scope;
     CUcontext context = graph->context;
-    if (graph->key == site->stream_id) return 1;
+    if (graph->key == site->stream_id) return !context || graph->context_id == site->context_id;
     if (context && gai_context_health(context, graph->context_id) != GAI_ALIVE) return 0;
     if (context && gai_scope_push(&scope, context)) return 0;
     if (graph->key == gai_stream_key_in(graph->captured, context))
@@ -9946,10 +9946,14 @@ static CUresult gai_range_set(galloc_pool *pool, const gai_range *part, int valu
 }
 
 /* Makes the context of the call's stream current. Fails after a reset of the pool's context that no call has noticed
-   yet: cudaMalloc segments are gone with it. */
-static CUresult gai_pool_reach(const galloc_pool *pool, const gai_site *site, gai_scope *scope)
+   yet: cudaMalloc segments are gone with it. [no lock] */
+static CUresult gai_pool_reach(galloc_pool *pool, const gai_site *site, gai_scope *scope)
 {
-    if (gai_context_health(pool->context, pool->context_id) != GAI_ALIVE) return CUDA_ERROR_INVALID_CONTEXT;
+    unsigned long long id;
+    gai_lock_on(&pool->lock);
+    id = pool->context_id;
+    gai_lock_off(&pool->lock);
+    if (gai_context_health(pool->context, id) != GAI_ALIVE) return CUDA_ERROR_INVALID_CONTEXT;
     return gai_scope_push(scope, site->context);
 }
 
@@ -13516,11 +13520,12 @@ static void gai_stream_settle(galloc_pool *pool, gai_stream *stream, const gai_s
 {
     CUresult result;
     uint64_t queued;
+    unsigned long long id;
     gai_lock_on(&pool->lock);
     queued = stream->life == site->life && gai_stream_is_unsettled(stream) ? stream->debug_queued : 0;
+    id = pool->context_id;
     gai_lock_off(&pool->lock);
-    if (!queued || site->capture || !site->own_context ||
-        gai_context_health(pool->context, pool->context_id) == GAI_DEAD) return;
+    if (!queued || site->capture || !site->own_context || gai_context_health(pool->context, id) == GAI_DEAD) return;
     result = gai_settle_wait(pool, site); /* the call was given the stream, so it lives even where that is unknown */
     if (result) result = gai_settle_wait(pool, site); /* one call may have failed */
     if (result) gai_pool_note(pool, result);
@@ -14302,7 +14307,7 @@ static void gai_job_resize(gai_job *job, gai_block *block)
         job->error = gai_job_say_not_there(job, block);
     } else if (!gai_block_leave_cache(pool, block, stream) ||
                (!grows && !gai_block_shrink(pool, block, stream, job->grow_to, job->guard))) {
-        job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the rest of a block that shrinks");
+        job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory to resize a block");
     } else if (!grows) {
         gai_block_set_requested(pool, block, job->grow_to, job->params.stream);
         if (pool->variant.resized) pool->variant.resized(pool, block, before, requested);
@@ -16538,11 +16543,11 @@ static void gai_torch_count_resized(galloc_pool *pool, const gai_block *block, s
 {
     galloc_torch_stats *stats = &pool->torch_stats;
     int small = block->segment->block_pool->small;
+    int was = gai_pool_is_oversize(pool, bytes), is = gai_pool_is_oversize(pool, block->bytes);
     gai_torch_change(&stats->allocated_bytes, small, bytes, block->bytes);
     gai_torch_change(&stats->active_bytes, small, bytes, block->bytes);
     gai_torch_change(&stats->requested_bytes, small, requested, (size_t)block->requested);
-    if (gai_pool_is_oversize(pool, bytes)) gai_torch_move_one(&stats->oversize_allocations, 1, 0, 0);
-    if (gai_pool_is_oversize(pool, block->bytes)) gai_torch_move_one(&stats->oversize_allocations, 1, 1, 0);
+    if (was != is) gai_torch_move_one(&stats->oversize_allocations, 1, is, 1);
 }
 
 static void gai_torch_stat_reset(galloc_torch_stat *stat)

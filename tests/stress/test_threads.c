@@ -907,4 +907,66 @@ TEST(all_is_asked_while_pools_come_and_go_and_run_out)
     }
 }
 
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream;
+    int nth;  /* question about a context that the allocation takes long over */
+    int asks; /* it does so */
+} reset_met;
+
+static __thread int reads_slowly;
+
+static void sleep_in_the_question(const char *function)
+{
+    if (!reads_slowly || strcmp(function, "cuCtxGetId") || --reset_met.nth) return;
+    __atomic_store_n(&reset_met.asks, 1, __ATOMIC_RELAXED);
+    usleep(30000);
+}
+
+static void *allocate_slowly(void *unused)
+{
+    void *p = NULL;
+    (void)unused;
+    reads_slowly = 1;
+    OK(galloc_pool_malloc(reset_met.pool, &p, 1000, reset_met.stream));
+    reads_slowly = 0;
+    __atomic_store_n(&reset_met.asks, 1, __ATOMIC_RELAXED);
+    OK(galloc_free(p, reset_met.stream));
+    return NULL;
+}
+
+/* After a reset of the device one thread allocates from memory that is there still. Meanwhile another one is the first
+   to notice the reset. debug asks about the pool's context: for the guard, and before it waits for a default stream. */
+TEST(a_reset_is_noticed_beside_an_allocation)
+{
+    for (int i = 0; i < 8; i++) {
+        cudaStream_t legacy = cudaStreamLegacy;
+        begin();
+        galloc_config config = galloc_config_default();
+        config.debug = GALLOC_DEBUG_GUARDS;
+        galloc_pool *pool = reset_met.pool = pool_new(&config);
+        pthread_t thread;
+        OK(galloc_pool_reserve(pool, MIB(20)));
+        OK(galloc_free(get(pool, 1000, legacy), legacy));
+        void *p = get(pool, 1000, legacy);
+        OK(cudaDeviceReset());
+        reset_met.stream = i % 2 ? legacy : stream_new();
+        reset_met.nth = 1 + i / 2;
+        reset_met.asks = 0;
+        if (i % 2) OK(galloc_free(p, legacy)); /* the next allocation there looks whether it waits for a check */
+        sim_hook(sleep_in_the_question, NULL);
+        pthread_create(&thread, NULL, allocate_slowly, NULL);
+        while (!__atomic_load_n(&reset_met.asks, __ATOMIC_RELAXED)) usleep(100);
+        for (int k = 0; k < 4; k++) {
+            OK(galloc_pool_trim(pool, MIB(20), NULL));
+            usleep(5000);
+        }
+        pthread_join(thread, NULL);
+        sim_hook(NULL, NULL);
+        if (i % 2 == 0) OK(galloc_free(p, legacy));
+        pool_end(pool);
+        finish();
+    }
+}
+
 TEST_MAIN()

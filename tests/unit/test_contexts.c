@@ -838,28 +838,30 @@ TEST(a_group_whose_context_is_gone_takes_no_capture)
 /* The per-thread stream of a context is another one after a reset, also where a capture allocates first on its fork. */
 TEST(a_group_from_before_a_reset_takes_no_capture_of_the_new_context)
 {
-    begin_devices(1, SIM_PACE_STILL);
-    galloc_graph *group = NULL;
-    cudaGraph_t graph = NULL;
-    cudaStream_t s = cudaStreamPerThread;
-    galloc_pool *pool = pool_of("expandable_segments:False", 0);
-    OK(galloc_graph_begin(&group, pool, s));
-    reset(0);
-    cudaStream_t fork = stream_new();
-    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
-    order(s, fork);
-    void *p = get(pool, MIB(9), fork);
-    put(fork, p, MIB(9), 1);
-    OK(galloc_free(p, fork));
-    order(fork, s);
-    OK(cudaStreamEndCapture(s, &graph));
-    OK(galloc_graph_end(group));
-    OK(galloc_graph_release(group, s)); /* the graph can still be launched */
-    EXPECT_EQ(stats_of(pool).graph_bytes, MIB(9));
-    OK(cudaGraphDestroy(graph));
-    stream_end(fork);
-    pool_end(pool);
-    finish();
+    for (int forked = 0; forked < 2; forked++) {
+        begin_devices(1, SIM_PACE_STILL);
+        galloc_graph *group = NULL;
+        cudaGraph_t graph = NULL;
+        cudaStream_t s = cudaStreamPerThread;
+        galloc_pool *pool = pool_of("expandable_segments:False", 0);
+        OK(galloc_graph_begin(&group, pool, s));
+        reset(0);
+        cudaStream_t fork = stream_new(), first = forked ? fork : s;
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        order(s, fork);
+        void *p = get(pool, MIB(9), first);
+        put(first, p, MIB(9), 1);
+        OK(galloc_free(p, first));
+        order(fork, s);
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(galloc_graph_end(group));
+        OK(galloc_graph_release(group, s)); /* the graph can still be launched */
+        EXPECT_EQ(stats_of(pool).graph_bytes, MIB(9));
+        OK(cudaGraphDestroy(graph));
+        stream_end(fork);
+        pool_end(pool);
+        finish();
+    }
 }
 
 /* A capture of the group's stream may allocate first on a stream of another device that it forks to. */

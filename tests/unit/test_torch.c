@@ -860,8 +860,10 @@ TEST(a_block_that_shrinks_below_max_split_size_is_no_longer_oversize)
     OK(galloc_resize(p, MIB(10), s));
     EXPECT_EQ(torch_of(pool).oversize_allocations.current, 0);
     EXPECT_EQ(torch_of(pool).oversize_segments.current, 1); /* the segment is as large as ever */
+    EXPECT_EQ(torch_of(pool).oversize_allocations.total, 1);
     OK(galloc_resize(p, MIB(36), s));
     EXPECT_EQ(torch_of(pool).oversize_allocations.current, 1);
+    EXPECT_EQ(torch_of(pool).oversize_allocations.total, 2); /* total - current: how many are no more */
     EXPECT_EQ(torch_of(pool).oversize_allocations.peak, 1);
     give(p, s);
     EXPECT_EQ(torch_of(pool).oversize_allocations.current, 0);
