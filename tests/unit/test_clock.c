@@ -36,7 +36,8 @@ TEST(a_second_snapshot_has_the_same_times)
     finish();
 }
 
-/* Each entry is converted once, also where the ring has been overwritten more than once since the last snapshot. */
+/* Each entry is converted once, also where the ring has been overwritten more than once since the last snapshot, or not
+   at all. */
 TEST(the_times_of_an_overwritten_history_are_times_of_day)
 {
     galloc_config config = config_limit(GIB(1));
@@ -48,6 +49,7 @@ TEST(the_times_of_an_overwritten_history_are_times_of_day)
             OK(galloc_free(get(pool, 1000, NULL), NULL));
             usleep(100);
         }
+        value_free(snapshot(pool, GALLOC_SNAPSHOT_JSON));
         value *v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
         uint64_t now = (uint64_t)time(NULL) * 1000000, before = 0;
         EXPECT(value_count(events_of(v)) >= 100);

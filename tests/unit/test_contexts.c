@@ -2142,6 +2142,32 @@ TEST(memory_freed_before_a_reset_needs_no_wait)
     finish();
 }
 
+/* A free of the driver's memory that may have gone with its context is none for the driver. */
+TEST(the_driver_frees_nothing_where_it_does_not_tell_contexts)
+{
+    int failed = 1;
+    for (int nth = 1; failed; nth++) {
+        begin_devices(1, SIM_PACE_STILL);
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync", 0);
+        CUcontext other = context_new(0);
+        cudaStream_t t = stream_in(other);
+        enter(other);
+        void *p = get(pool, MIB(4), t);
+        reset(0);
+        enter(other);
+        sim_fail("cuCtxGetId", nth, 0, cudaErrorUnknown);
+        (void)galloc_free(p, t);
+        failed = sim_failed() > 0;
+        sim_fail_clear();
+        EXPECT_EQ(sim_calls("cuMemFreeAsync"), 0);
+        if (info_of(p).state == GALLOC_STATE_USED) OK(galloc_free(p, t));
+        (void)primary(0);
+        pool_end(pool);
+        OK(cuCtxDestroy(other));
+        finish();
+    }
+}
+
 /* Another pool gets the addresses of memory that a reset took, whatever the driver tells of the first pool's context:
    that pool does not have them any more, and ends. */
 TEST(lost_addresses_come_back_where_the_driver_does_not_tell_contexts)

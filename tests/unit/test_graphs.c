@@ -902,6 +902,33 @@ TEST(a_place_that_was_read_in_part_is_not_known_again)
     finish();
 }
 
+/* A look at the graph from a place that was read in part leaves no host memory behind. */
+TEST(a_wide_place_after_one_that_was_read_in_part_leaves_nothing_behind)
+{
+    enum { NODES = 600 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_for(3);
+    cudaGraphNode_t one[NODES];
+    cudaGraph_t graph = NULL;
+    OK(cudaGraphCreate(&graph, 0));
+    capture_into(graph, s, NULL, 0);
+    void *p = get_block(pool, s, 1);
+    for (int i = 0; i < NODES; i++) OK(cudaGraphAddEmptyNode(&one[i], graph, NULL, 0));
+    one[NODES - 1] = last_node(graph);
+    OK(cudaStreamUpdateCaptureDependencies(s, one, PLAIN_EDGES NODES, cudaStreamSetCaptureDependencies));
+    sim_fail_malloc(1, 0);
+    OK(galloc_free(p, s));
+    EXPECT_EQ(sim_failed_mallocs(), 1);
+    sim_fail_clear();
+    (void)pass(pool, s, 2);
+    (void)capture_end(s);
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* Of the two nodes of a place one is near and the other is far behind. */
 TEST(a_stream_goes_on_behind_a_near_and_a_far_node)
 {

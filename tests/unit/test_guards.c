@@ -2342,6 +2342,22 @@ TEST(a_pool_that_has_no_memory_for_checks_at_first_checks_later)
     }
 }
 
+/* Created while the driver does not tell contexts, a pool leaves no memory of its checks behind. */
+TEST(checks_of_a_pool_whose_context_is_unknown_leave_nothing_behind)
+{
+    for (int nth = 1; nth < 8; nth++) {
+        begin();
+        galloc_config config = galloc_config_default();
+        galloc_pool *pool = NULL;
+        config.debug = GUARDS;
+        sim_fail("cuCtxGetId", nth, 1, cudaErrorUnknown);
+        (void)galloc_pool_create(&pool, &config);
+        sim_fail_clear();
+        if (pool) pool_end(pool);
+        finish();
+    }
+}
+
 /* Two threads free at the same time while there is no memory for checks: one of them makes it. */
 TEST(memory_for_checks_is_made_once)
 {

@@ -933,6 +933,18 @@ TEST(the_setting_in_effect_and_its_bounds)
     finish();
 }
 
+TEST(a_pool_that_gets_no_context_leaves_no_history_behind)
+{
+    begin();
+    galloc_config config = config_limit(GIB(1));
+    galloc_pool *pool = NULL;
+    config.history = 100;
+    sim_fail("cuDevicePrimaryCtxRetain", 1, 0, cudaErrorUnknown);
+    EXPECT_EQ(galloc_pool_create(&pool, &config), cudaErrorUnknown);
+    EXPECT(pool == NULL);
+    finish();
+}
+
 TEST(without_host_memory_all_stays_as_it_was)
 {
     galloc_config config = config_limit(GIB(1));

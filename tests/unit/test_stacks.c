@@ -1074,6 +1074,24 @@ TEST(without_host_memory)
 
 /* ---- at run time ------------------------------------------------------------------------------------------------- */
 
+static int stop_at_once(void *user, const void *data, size_t bytes)
+{
+    (void)data, (void)bytes;
+    return user == NULL;
+}
+
+TEST(a_snapshot_that_is_stopped_leaves_no_host_memory_behind)
+{
+    begin();
+    galloc_config config = config_stacks("memory_limit:1G", 8);
+    galloc_pool *pool = pool_new(&config);
+    void *p = site_malloc(pool, 5000, NULL);
+    EXPECT_EQ(galloc_snapshot(pool, GALLOC_SNAPSHOT_PICKLE, stop_at_once, NULL), cudaErrorOperatingSystem);
+    site_free(p, NULL);
+    pool_end(pool);
+    finish();
+}
+
 TEST(stacks_begin_and_end_at_run_time)
 {
     galloc_config config = config_limit(GIB(1));
