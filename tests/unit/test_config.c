@@ -262,6 +262,7 @@ static const wrong_case wrong[] = {
     {"max_split_size_kb:5", {"at 1:", "'max_split_size_kb'", "perhaps max_split_size?"}},
     {"zzz:1", {"at 1:", "'zzz'", "the keys are the members of galloc_config"}},
     {"overhead_mb:1", {"at 1:", "unknown key 'overhead_mb'", NULL}},
+    {"max_retries_mb:1", {"at 1:", "unknown key 'max_retries_mb'", NULL}},
     {"_mb:1", {"at 1:", "unknown key '_mb'", NULL}},
     {"memory_limit", {"at 1:", "'memory_limit' needs ':'", "bytes, or a number with K, M or G, or none"}},
     {"overhead:0,memory_limit_mb", {"at 12:", "'memory_limit_mb' needs ':'", "a whole number of MiB"}},

@@ -204,12 +204,15 @@ TEST(a_lowered_limit_returns_nothing_by_force)
 }
 
 /* Also a request that exceeds the lowered limit: from a free block, from pages that a block with room has left, or from
-   pages that move together. What exceeds all that is held is refused at once. */
+   pages that move together. What exceeds all that is held is refused at once. So it is beside a limit of the device. */
 TEST(what_is_held_above_a_lowered_limit_serves_any_request)
 {
-    for (int how = 0; how < 3; how++) {
+    for (int i = 0; i < 6; i++) {
+        int how = i % 3;
         begin_small(GIB(1));
-        galloc_pool *pool = pool_new(NULL);
+        galloc_config config = galloc_config_default();
+        if (i >= 3) config.device_limit = MIB(200);
+        galloc_pool *pool = pool_new(&config);
         cudaStream_t s = stream_new();
         void *p = how == 1 ? get_growable(pool, MIB(64), MIB(256), s) : get(pool, MIB(how ? 32 : 64), s);
         void *wall = how == 2 ? get(pool, MIB(2), s) : NULL, *q = how == 2 ? get(pool, MIB(32), s) : NULL;

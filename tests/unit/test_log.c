@@ -474,6 +474,17 @@ TEST(sixteen_kinds_of_messages_that_alternate_are_counted)
     finish_logging();
 }
 
+/* A kind that is remembered in the place of another one has nothing of that one's count. */
+TEST(the_first_message_of_a_kind_has_no_similar_lines)
+{
+    begin_logging(NULL);
+    fail_in_kinds(1, 5);
+    fail_in_kinds(17, 1);
+    EXPECT_EQ(log_lines, 17);
+    EXPECT(!strstr(log_text, "similar"));
+    finish_logging();
+}
+
 TEST(kinds_of_messages_beyond_those_that_are_remembered_are_all_told)
 {
     begin_logging(NULL);

@@ -1299,6 +1299,24 @@ TEST(a_page_with_an_old_address_is_not_given_back)
     heap_close(&h);
 }
 
+/* What is in quarantine is counted at each try to unmap it. */
+TEST(pages_with_several_addresses_that_are_stuck_are_counted_each_time)
+{
+    begin();
+    heap h;
+    heap_with_old_addresses(&h);
+    sim_fail("cuMemUnmap", 1, 1, 0);
+    for (int i = 0; i < 3; i++) {
+        (void)galloc_pool_trim(h.pool, 0, NULL);
+        EXPECT(stats_of(h.pool).quarantined > 0);
+        expect_healthy(h.pool, 0);
+    }
+    sim_fail_clear();
+    OK(galloc_pool_trim(h.pool, 0, NULL));
+    EXPECT_EQ(stats_of(h.pool).quarantined, 0);
+    heap_close(&h);
+}
+
 /* Where the driver has kept an old address of a page, the page itself would be held on and be of no use. */
 TEST(a_page_with_an_address_that_is_stuck_is_not_given_back)
 {

@@ -1084,6 +1084,29 @@ TEST(a_plain_block_grows_on_a_new_stream_or_not_at_once)
     }
 }
 
+/* Once an event is recorded after a resize that cut bytes off, the block grows over them on another stream, which waits. */
+TEST(a_plain_block_grows_within_its_unit_behind_an_event)
+{
+    begin_still();
+    galloc_pool *pool = pool_expandable(1);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *other = get(pool, 512, t), *p = get_used(pool, 1020, s, 1);
+    OK(galloc_resize(p, 600, s));
+    cudaError_t error = galloc_resize(p, 1020, t);
+    if (error) EXPECT_EQ(error, cudaErrorNotSupported);
+    for (int i = 0; i < 2; i++) OK(galloc_free(get(pool, 512, s), s));
+    if (error) OK(galloc_resize(p, 1020, t));
+    put(t, p, 1020, 2);
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    sim_run(-1);
+    OK(galloc_free(p, t));
+    OK(galloc_free(other, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* Freed memory behind the block, whose work may not be done, refuses the growth. The next call of its stream records
    the event that says when the work is done. From then on the legacy stream records events like any other stream. */
 TEST(a_growth_that_is_refused_asks_for_the_event_that_lets_it_succeed)

@@ -1142,6 +1142,25 @@ static galloc_pool *collecting_pool(void)
     return pool_new(&config);
 }
 
+/* Small segments go not, but count as held. */
+TEST(small_segments_count_for_the_threshold)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = collecting_pool();
+    void *small[30];
+    for (int i = 0; i < 30; i++) small[i] = get(pool, MIB(1), s);
+    void *p = get(pool, MIB(20), s), *q = get(pool, MIB(60), s);
+    give(q, s);
+    EXPECT_EQ(reserved(pool), MIB(110));
+    q = get(pool, MIB(70), s); /* more than half is held, by 10 MiB */
+    EXPECT_EQ(reserved(pool), MIB(30 + 20 + 70));
+    give(q, s);
+    give(p, s);
+    for (int i = 0; i < 30; i++) give(small[i], s);
+    end(pool, s);
+}
+
 /* What is as old as the mean or older goes first, and no more if that is enough. Age is counted in searches. */
 TEST(collection_takes_the_old)
 {
