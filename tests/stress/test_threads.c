@@ -589,6 +589,101 @@ TEST(callbacks_are_set_while_memory_runs_out)
     finish();
 }
 
+enum { STREAMS_BESIDE = 60 };
+
+static cudaStream_t streams_beside[STREAMS_BESIDE];
+
+static void pass_a_sync_point(void *pool)
+{
+    size_t freed = 0;
+    OK(galloc_pool_sync_point(pool, &freed));
+}
+
+static void leave_an_event(void *pool)
+{
+    cudaStream_t s = streams_beside[served++ % 2];
+    OK(galloc_free(get(pool, MIB(3), s), s));
+}
+
+/* A sync point looks at the events of all streams; the first streams have theirs from another thread meanwhile. */
+TEST(a_sync_point_looks_for_events_that_come_and_go)
+{
+    begin();
+    galloc_config config = galloc_config_default();
+    config.release_threshold = 0;
+    galloc_pool *pool = pool_new(&config);
+    void *p[STREAMS_BESIDE];
+    for (int i = 0; i < STREAMS_BESIDE; i++) streams_beside[i] = stream_new();
+    for (int i = 0; i < STREAMS_BESIDE; i++) p[i] = get(pool, 1000, streams_beside[i]);
+    served = 0;
+    side_by_side(pass_a_sync_point, leave_an_event, pool, 4000);
+    for (int i = 0; i < STREAMS_BESIDE; i++) OK(galloc_free(p[i], streams_beside[i]));
+    for (int i = 0; i < STREAMS_BESIDE; i++) stream_end(streams_beside[i]);
+    pool_end(pool);
+    finish();
+}
+
+enum { GROUPS_BESIDE = 2000 };
+
+static galloc_graph *groups_beside[GROUPS_BESIDE];
+static int released;
+
+static void release_a_group(void *pool)
+{
+    (void)pool;
+    if (released < GROUPS_BESIDE) OK(galloc_graph_release(groups_beside[released++], GALLOC_NO_STREAM));
+}
+
+static void capture_a_pair(void *pool)
+{
+    cudaStream_t s = streams_beside[1];
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    OK(galloc_free(get(pool, 1000, s), s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+}
+
+/* The first allocation of a capture looks through the groups that another thread releases. */
+TEST(groups_are_released_beside_captures)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    for (int i = 0; i < 2; i++) streams_beside[i] = stream_new();
+    for (int i = 0; i < GROUPS_BESIDE; i++) {
+        OK(galloc_graph_begin(&groups_beside[i], pool, streams_beside[0]));
+        OK(galloc_graph_end(groups_beside[i]));
+    }
+    released = 0;
+    side_by_side(release_a_group, capture_a_pair, pool, GROUPS_BESIDE);
+    EXPECT_EQ(released, GROUPS_BESIDE);
+    for (int i = 0; i < 2; i++) stream_end(streams_beside[i]);
+    pool_end(pool);
+    finish();
+}
+
+static void have_a_group(galloc_pool *pool, cudaStream_t stream)
+{
+    galloc_graph *group = NULL;
+    OK(galloc_graph_begin(&group, pool, stream));
+    OK(galloc_graph_end(group));
+    OK(galloc_graph_release(group, GALLOC_NO_STREAM));
+}
+
+static void have_one(void *pool) { have_a_group(pool, streams_beside[0]); }
+static void have_another(void *pool) { have_a_group(pool, streams_beside[1]); }
+
+TEST(groups_come_and_go_in_two_threads)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    for (int i = 0; i < 2; i++) streams_beside[i] = stream_new();
+    side_by_side(have_one, have_another, pool, 1000);
+    for (int i = 0; i < 2; i++) stream_end(streams_beside[i]);
+    pool_end(pool);
+    finish();
+}
+
 /* ---- latches ---- */
 
 enum { VISITORS = 3, VISITS = 30000 };
