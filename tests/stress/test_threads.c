@@ -684,6 +684,35 @@ TEST(groups_come_and_go_in_two_threads)
     finish();
 }
 
+static pthread_barrier_t both_begin;
+
+static void *be_the_first(void *unused)
+{
+    void *p = NULL;
+    pthread_barrier_wait(&both_begin);
+    OK(galloc_malloc(&p, 1000, NULL));
+    OK(galloc_free(p, NULL));
+    return unused;
+}
+
+/* After galloc_shutdown two threads are the first to call galloc again: what one of them sets up the other one reads. */
+TEST(threads_begin_together_after_a_shutdown)
+{
+    begin();
+    EXPECT_EQ(pthread_barrier_init(&both_begin, NULL, 2), 0);
+    for (int i = 0; i < 40; i++) {
+        pthread_t thread[2];
+        void *p = NULL;
+        OK(galloc_malloc(&p, 1000, NULL));
+        OK(galloc_free(p, NULL));
+        OK(galloc_shutdown());
+        for (int k = 0; k < 2; k++) EXPECT_EQ(pthread_create(&thread[k], NULL, be_the_first, NULL), 0);
+        for (int k = 0; k < 2; k++) EXPECT_EQ(pthread_join(thread[k], NULL), 0);
+    }
+    pthread_barrier_destroy(&both_begin);
+    finish();
+}
+
 /* ---- latches ---- */
 
 enum { VISITORS = 3, VISITS = 30000 };
