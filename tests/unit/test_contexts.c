@@ -2142,6 +2142,30 @@ TEST(memory_freed_before_a_reset_needs_no_wait)
     finish();
 }
 
+/* Free memory that may have gone with its context is given to nobody, on a stream of another context neither. */
+TEST(nobody_gets_memory_of_a_context_that_may_have_ended)
+{
+    begin_devices(1, SIM_PACE_STILL);
+    CUcontext own = current(), other = context_new(0);
+    cudaStream_t t = stream_in(other);
+    galloc_pool *pool = pool_of("expandable_segments:False", 0);
+    enter(other);
+    void *p = NULL;
+    OK(galloc_free(get(pool, MIB(4), t), t));
+    enter(own);
+    reset(0);
+    enter(other);
+    sim_fail("cuCtxGetId", 1, 1, cudaErrorUnknown);
+    cudaError_t error = galloc_pool_malloc(pool, &p, MIB(4), t);
+    sim_fail_clear();
+    if (error) p = get(pool, MIB(4), t);
+    put(t, p, MIB(4), 1);
+    OK(galloc_free(p, t));
+    pool_end(pool);
+    OK(cuCtxDestroy(other));
+    finish();
+}
+
 /* A free of the driver's memory that may have gone with its context is none for the driver. */
 TEST(the_driver_frees_nothing_where_it_does_not_tell_contexts)
 {

@@ -1130,6 +1130,24 @@ TEST(a_block_leaves_the_quarantine_in_order)
     finish();
 }
 
+/* A block that takes more than the quarantine may have does not enter it, and pushes nothing out of it. */
+TEST(a_block_larger_than_the_quarantine_leaves_the_others_there)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_quarantine(100000);
+    void *p = get(pool, 50000, s), *q = get(pool, 99990, s); /* which takes 100352 */
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    OK(cudaStreamSynchronize(s));
+    void *other = get(pool, 50000, s);
+    EXPECT(other != p);
+    OK(galloc_free(other, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* The quarantine has its bound whichever call frees. */
 TEST(the_quarantine_is_bounded_for_each_kind_of_free)
 {

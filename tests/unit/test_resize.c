@@ -1084,7 +1084,8 @@ TEST(a_plain_block_grows_on_a_new_stream_or_not_at_once)
     }
 }
 
-/* Once an event is recorded after a resize that cut bytes off, the block grows over them on another stream, which waits. */
+/* Once an event is recorded behind the resize that cut bytes off, the block grows over them on another stream, which is
+   made to wait. */
 TEST(a_plain_block_grows_within_its_unit_behind_an_event)
 {
     begin_still();

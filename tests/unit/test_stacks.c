@@ -833,6 +833,23 @@ TEST(what_is_live_by_stack)
     finish();
 }
 
+TEST(what_is_live_by_stack_is_told_beside_more_without_a_stack)
+{
+    begin();
+    galloc_pool *pool = pool_expandable(1);
+    char told[GALLOC_REPORT_TEXT];
+    void *p = get(pool, MIB(10), NULL);
+    OK(galloc_pool_history(pool, 100));
+    OK(galloc_pool_history_stacks(pool, 8));
+    void *q = site_malloc(pool, MIB(1), NULL);
+    OK(galloc_live_text(pool, told, sizeof told));
+    EXPECT(strstr(told, "most by stack") && strstr(told, "1048576 bytes in 1 blocks\n"));
+    OK(galloc_free(p, NULL));
+    site_free(q, NULL);
+    pool_end(pool);
+    finish();
+}
+
 TEST(what_is_live_by_stack_has_the_frames_of_its_stack_alone)
 {
     galloc_config config = config_stacks("memory_limit:1G", 1);
