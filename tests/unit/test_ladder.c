@@ -1371,6 +1371,19 @@ static void *set_no_callbacks(void *pool)
     return NULL;
 }
 
+static void tell_nobody(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    (void)pool, (void)addr, (void)bytes, (void)user;
+}
+
+static void *set_others(void *pool)
+{
+    galloc_callbacks calls = {NULL, NULL, tell_nobody, NULL, NULL};
+    OK(galloc_pool_set_callbacks((galloc_pool *)pool, &calls));
+    EXPECT(__atomic_load_n(&has_returned, __ATOMIC_SEQ_CST));
+    return NULL;
+}
+
 static void *grow(void *pool)
 {
     cudaStream_t s = stream_new();
@@ -1425,7 +1438,8 @@ static void *ask_for_too_much(void *pool)
 /* So it is with those that are asked when memory runs out, whoever else is asked by then. */
 TEST(callbacks_are_set_after_those_that_are_asked)
 {
-    for (int rejects = 0; rejects < 2; rejects++) {
+    for (int i = 0; i < 4; i++) {
+        int rejects = i & 1;
         galloc_callbacks calls = {stay_asked_until_let, stay_rejected_until_let, NULL, NULL, NULL};
         pthread_t asking, setting;
         begin();
@@ -1435,7 +1449,7 @@ TEST(callbacks_are_set_after_those_that_are_asked)
         OK(galloc_pool_set_callbacks(pool, &calls));
         EXPECT_EQ(pthread_create(&asking, NULL, rejects ? ask_for_too_much : ask_for_more, pool), 0);
         while (!__atomic_load_n(&being_told, __ATOMIC_SEQ_CST)) usleep(100);
-        EXPECT_EQ(pthread_create(&setting, NULL, set_no_callbacks, pool), 0);
+        EXPECT_EQ(pthread_create(&setting, NULL, i & 2 ? set_others : set_no_callbacks, pool), 0);
         usleep(10000);
         OK(galloc_pool_trim(pool, 0, NULL)); /* the pool goes on meanwhile */
         __atomic_store_n(&may_return, 1, __ATOMIC_SEQ_CST);

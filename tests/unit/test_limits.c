@@ -6,7 +6,14 @@
 
 /* Time is what the test says. */
 static uint64_t now_ns;
-uint64_t inside_clock(void) { return __atomic_load_n(&now_ns, __ATOMIC_RELAXED); }
+static void (*in_the_clock)(void); /* what happens once while the time is asked for */
+
+uint64_t inside_clock(void)
+{
+    void (*happens)(void) = __atomic_exchange_n(&in_the_clock, NULL, __ATOMIC_RELAXED);
+    if (happens) happens();
+    return __atomic_load_n(&now_ns, __ATOMIC_RELAXED);
+}
 
 enum { PAGE = 2 << 20 };
 
@@ -1625,6 +1632,81 @@ TEST(nothing_goes_by_its_age_after_a_sticky_error)
         pool_end(pool);
         finish();
     }
+}
+
+static galloc_pool *ends;
+
+static void *end_and_reset(void *unused)
+{
+    OK(galloc_pool_destroy(ends));
+    OK(cudaDeviceReset());
+    return unused;
+}
+
+static void end_meanwhile(void)
+{
+    pthread_t thread;
+    EXPECT_EQ(pthread_create(&thread, NULL, end_and_reset, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    ends = NULL;
+}
+
+/* Before the last free looks for what is due, another thread ends the pool and resets the device: nothing is collected
+   then, and no context is retained. */
+TEST(a_pool_that_ends_meanwhile_collects_nothing)
+{
+    enum { MOST = 24 };
+    int times = 0;
+    for (int n = 1; n < MOST; n++) {
+        begin_still();
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        void *p[MOST];
+        config.gc_age = 1000000000;
+        config.lane_bytes = 0;
+        ends = pool_new(&config);
+        for (int i = 0; i <= n; i++) p[i] = get(ends, MIB(1), s);
+        for (int i = 0; i < n; i++) {
+            OK(galloc_free(p[i], s));
+            if (i < 4) now_ns += 200000000;
+        }
+        now_ns += 10000000000;
+        in_the_clock = end_meanwhile;
+        OK(galloc_free(p[n], s));
+        in_the_clock = NULL;
+        times += !ends;
+        if (ends) pool_end(ends);
+        finish();
+    }
+    EXPECT(times > 0);
+}
+
+/* What has gone by its age is not due again: later frees make no more calls than before. */
+TEST(nothing_is_due_for_its_age_twice)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.gc_age = 1000000000;
+    config.lane_bytes = 0;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(20), s), *keep = get(pool, MIB(3), s);
+    long calls[2];
+    OK(galloc_free(p, s));
+    for (int part = 0; part < 2; part++) { /* before it is old, and after it has gone */
+        calls[part] = sim_calls(NULL);
+        for (int i = 0; i < 1600; i++) OK(galloc_free(get(pool, 1000, s), s));
+        calls[part] = sim_calls(NULL) - calls[part];
+        for (int i = 0; i < 40; i++) {
+            now_ns += 200000000;
+            OK(galloc_free(get(pool, 1000, s), s));
+        }
+    }
+    EXPECT_EQ(stats_of(pool).collections, 1);
+    EXPECT(calls[1] <= calls[0] + 100);
+    OK(galloc_free(keep, s));
+    pool_end(pool);
+    finish();
 }
 
 /* Steady work looks at the clock all the time, and what it does not use goes by its age, soon after that. */
