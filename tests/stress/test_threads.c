@@ -695,7 +695,7 @@ static void *be_the_first(void *unused)
     return unused;
 }
 
-/* After galloc_shutdown two threads are the first to call galloc again: what one of them sets up the other one reads. */
+/* After galloc_shutdown two threads are the first to call galloc again: what one sets up the other one reads. */
 TEST(threads_begin_together_after_a_shutdown)
 {
     begin();
