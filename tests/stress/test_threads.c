@@ -684,6 +684,23 @@ TEST(groups_come_and_go_in_two_threads)
     finish();
 }
 
+static void have_a_block(void *pool) { OK(galloc_free(get(pool, MIB(1), streams_beside[0]), streams_beside[0])); }
+static void have_another_block(void *pool) { OK(galloc_free(get(pool, MIB(1), streams_beside[1]), streams_beside[1])); }
+
+/* Below a limit each allocation from the driver's pool looks at what that has kept of earlier frees. */
+TEST(blocks_of_the_drivers_pool_come_and_go_in_two_threads)
+{
+    begin();
+    galloc_config config = config_limit(MIB(200));
+    config.backend = GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < 2; i++) streams_beside[i] = stream_new();
+    side_by_side(have_a_block, have_another_block, pool, 2000);
+    for (int i = 0; i < 2; i++) stream_end(streams_beside[i]);
+    pool_end(pool);
+    finish();
+}
+
 static pthread_barrier_t both_begin;
 
 static void *be_the_first(void *unused)
