@@ -5250,7 +5250,7 @@ static void gai_history_convert(gai_history *history)
         history->ring[at].time = history->ns + (uint64_t)((double)(history->ring[at].time - history->ticks) * scale);
     }
     history->converted = history->noted;
-    history->ticks = ticks;
+    history->latest = history->ticks = ticks;
     history->ns = ns;
 }
 #endif
@@ -16744,8 +16744,17 @@ static int gai_block_pool_admits(const galloc_pool *pool, const gai_stream *with
     return 1;
 }
 
+/* Makes the stream state the one that the free set of its block pool is for. [lock] */
+static void gai_block_pool_serve(galloc_pool *pool, gai_block_pool *block_pool, gai_stream *stream)
+{
+    if (!block_pool || !stream->capture || block_pool->stream == stream) return;
+    block_pool->stream = stream;
+    gai_block_pool_sort(pool, block_pool);
+}
+
 /* The block pool of a stream state for large or small blocks, or NULL. Captures of one group on the same stream share
-   one. Without a stream state: the one for memory reserved for no stream. [lock] */
+   one; what the one may use of other streams' memory is not the other one's, so it is sorted for the stream that asks.
+   Without a stream state: the one for memory reserved for no stream. [lock] */
 static gai_block_pool *gai_block_pool_of(galloc_pool *pool, gai_stream *stream, int small)
 {
     gai_stream *other;
@@ -16755,6 +16764,7 @@ static gai_block_pool *gai_block_pool_of(galloc_pool *pool, gai_stream *stream, 
             block_pool = block_pool->next;
         return block_pool;
     }
+    gai_block_pool_serve(pool, stream->block_pool[small], stream);
     if (stream->block_pool[small] || !stream->capture) return stream->block_pool[small];
     other = pool->streams;
     while (other && !gai_block_pool_admits(pool, other, stream, small)) other = other->next;

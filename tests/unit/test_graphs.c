@@ -168,6 +168,53 @@ TEST(what_is_freed_outside_a_capture_is_no_later_captures)
     }
 }
 
+/* The same in a group, another graph of which may have that memory. */
+TEST(a_later_graph_of_a_group_leaves_what_its_first_one_must_not_have)
+{
+    static const char *const settings[] = {"", "like:pytorch", "like:pytorch,expandable_segments:False"};
+    for (int i = 0; i < 3; i++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, settings[i], NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        cudaGraph_t graph = NULL;
+        galloc_graph *group = NULL;
+        void *own = get(pool, 512, t);
+        OK(cudaGraphCreate(&graph, 0));
+        OK(galloc_graph_begin(&group, pool, s));
+        capture_into(graph, s, NULL, 0);
+        put(s, own, 512, 9);
+        void *p = get(pool, MIB(14), s), *q;
+        cudaGraphNode_t first = last_node(graph);
+        put(s, p, MIB(14), 1);
+        EXPECT(capture_end(s) == graph);
+        capture_begin(s);
+        OK(galloc_free(get_used(pool, MIB(12), s, 5), s));
+        cudaGraph_t other = capture_end(s);
+        OK(galloc_free(p, t));
+        OK(cudaStreamSynchronize(t));
+        OK(galloc_free(get(pool, 512, t), t));
+        capture_into(graph, s, &first, 1); /* beside the work on p */
+        q = get_used(pool, MIB(14), s, 2);
+        EXPECT(q != p);
+        OK(galloc_free(q, s));
+        EXPECT(capture_end(s) == graph);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        OK(galloc_graph_end(group));
+        cudaGraphExec_t exec = instance(graph);
+        OK(cudaGraphLaunch(exec, s));
+        OK(cudaStreamSynchronize(s));
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaGraphDestroy(graph));
+        OK(cudaGraphDestroy(other));
+        OK(galloc_graph_release(group, s));
+        OK(galloc_free(own, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* Stream states are forgotten when there are many, but not what stands for work of a capture at unknown positions. */
 TEST(a_capture_beside_many_streams_is_not_forgotten)
 {
