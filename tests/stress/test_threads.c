@@ -589,7 +589,7 @@ TEST(callbacks_are_set_while_memory_runs_out)
     finish();
 }
 
-enum { STREAMS_BESIDE = 60 };
+enum { STREAMS_BESIDE = 200 };
 
 static cudaStream_t streams_beside[STREAMS_BESIDE];
 
@@ -616,7 +616,7 @@ TEST(a_sync_point_looks_for_events_that_come_and_go)
     for (int i = 0; i < STREAMS_BESIDE; i++) streams_beside[i] = stream_new();
     for (int i = 0; i < STREAMS_BESIDE; i++) p[i] = get(pool, 1000, streams_beside[i]);
     served = 0;
-    side_by_side(pass_a_sync_point, leave_an_event, pool, 4000);
+    side_by_side(pass_a_sync_point, leave_an_event, pool, 2000);
     for (int i = 0; i < STREAMS_BESIDE; i++) OK(galloc_free(p[i], streams_beside[i]));
     for (int i = 0; i < STREAMS_BESIDE; i++) stream_end(streams_beside[i]);
     pool_end(pool);
@@ -678,7 +678,7 @@ TEST(groups_come_and_go_in_two_threads)
     begin();
     galloc_pool *pool = pool_new(NULL);
     for (int i = 0; i < 2; i++) streams_beside[i] = stream_new();
-    side_by_side(have_one, have_another, pool, 1000);
+    side_by_side(have_one, have_another, pool, 8000);
     for (int i = 0; i < 2; i++) stream_end(streams_beside[i]);
     pool_end(pool);
     finish();
