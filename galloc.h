@@ -3173,7 +3173,7 @@ typedef struct gai_history_entry {
 } gai_history_entry;
 
 /* What a pool did lately: a ring of entries, the next of which is written at ring[next].
-   (ring == NULL) == (size == 0);  next == noted % size
+   (ring == NULL) == (size == 0);  next == noted % size;  ticks <= latest
    ring != NULL, or the pool writes a log: caches_off has bit 2, else it does not
    ring != NULL and entries have stacks, or the pool writes a log: special has GAI_ROUTE_HISTORY, else it does not */
 typedef struct gai_history {
@@ -16329,7 +16329,8 @@ static int gai_check_history(const galloc_pool *pool)
 {
     const gai_history *history = &pool->history;
     int on = history->ring != NULL;
-    return (on != (history->size != 0)) + (on && history->next != history->noted % history->size) +
+    return (history->latest < history->ticks) + (on != (history->size != 0)) +
+           (on && history->next != history->noted % history->size) +
            (gai_counted(&pool->frames_taken) != (on ? pool->frames : 0)) +
            ((on || pool->trace) != (pool->caches_off >> 2 & 1)) +
            (((on && pool->frames) || pool->trace) != !!(pool->special & GAI_ROUTE_HISTORY));
