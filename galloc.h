@@ -167,8 +167,8 @@
          galloc_record_stream), belongs to the graph once it is freed. Later captured work of the same stream may reuse
          it at once. Captured work of another stream may if the graph orders that work after the free (reuse:followed):
          its stream waited for an event recorded after the free, or joined the capture by such a wait. Other captured
-         work never gets it. A block in use before the capture is not reused in it, nor one that a stream outside it
-         frees: when the one use ends, and where in the graph the other is, is not known.
+         work never gets it. A block in use before the capture is not reused in it, nor one that the graph uses and a
+         stream outside it frees: when the one use ends, and where in the graph the other is, is not known.
        - A result is a block that was allocated in a capture and not freed there. The program holds it until it frees
          it, on any stream; then it belongs to the graph again, since each launch writes to it.
        - An input is a block that a graph uses but did not allocate. Either call galloc_record_stream for the captured
@@ -1185,8 +1185,8 @@ enum { GALLOC_OVERRIDE_DEVICE = 0, GALLOC_OVERRIDE_STREAM = 1, GALLOC_OVERRIDE_O
      stream   the legacy stream if 0, in every file
      how      GALLOC_OVERRIDE_DEVICE: after a wait for all work of the block's device (of the current context, the
               primary one, and those with streams that galloc has been passed), on the legacy stream of that device
-              GALLOC_OVERRIDE_STREAM: after a wait for `stream`, and also for that legacy stream if
-              galloc_record_stream named a stream for the block; likewise
+              GALLOC_OVERRIDE_STREAM: after a wait for `stream`, and for the legacy streams that galloc_record_stream
+              named for the block; likewise
               GALLOC_OVERRIDE_ORDERED: as galloc_free; if `stream` is the legacy one, other blocking streams come after
               it, as after work of the program. For memory of galloc_override_malloc as GALLOC_OVERRIDE_STREAM
      Returns  also what galloc_free returns, and the error of an earlier launch. When a captured stream would have to be
@@ -1253,7 +1253,7 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
                       those whose streams galloc has been passed. It must not be called while a stream is captured
      cudaMallocAsync  galloc_malloc
      cudaFreeAsync    galloc_free; for memory of cudaMalloc it waits for the stream, and for the legacy stream too if
-                      galloc_record_stream named a stream for the memory
+                      galloc_record_stream named that for the memory
    On the legacy stream cudaFreeAsync also records an event, so that it orders blocking streams, as in CUDA.
    Both functions that free take memory of either kind, of galloc_malloc too, and pass other memory to CUDA. Free all
    memory before cudaDeviceReset: in fixed segments and with other backends, CUDA may give its addresses to other
@@ -2989,7 +2989,7 @@ typedef struct gai_cache {
    outlive it, and the user object's destructor touches nothing else.
 
    owners: 2, then 1 once the pool or the graph has released it
-   rest->capture == this, if there is one: no call finds that stream state, and no work is ordered after its own */
+   rest->capture == this, if there is one: no call finds that stream state, and nothing in the capture comes after it */
 typedef struct gai_capture {
     struct gai_capture *next; /* of the pool */
     unsigned long long id;
@@ -21589,37 +21589,65 @@ static CUresult gai_override_await_legacy(void)
     return result;
 }
 
-/* Returns whether a block of the program has a property. */
-static int gai_override_has(const void *ptr, int (*property)(const gai_block *))
+/* Returns whether the driver allocates a block in stream order (cudaMallocAsync). */
+static int gai_override_is_queued(const void *ptr)
 {
     gai_block *block;
-    int has;
+    int queued;
     galloc_pool *pool = gai_pool_around(ptr);
     if (!pool) return 0;
     gai_lock_on(&pool->lock);
     block = gai_block_around(pool, (uintptr_t)ptr);
-    has = block && property(block);
+    queued = block && pool->variant.alloc && !block->segment->outside;
     gai_lock_off(&pool->lock);
     gai_pool_unpin(pool);
-    return has;
+    return queued;
 }
 
-/* Does the driver allocate the block in stream order (cudaMallocAsync)? [lock] */
-static int gai_block_is_queued(const gai_block *block)
+/* The context of the n-th legacy stream that galloc_record_stream named for a block. Returns 0 if there are no more. */
+static int gai_override_use(const void *ptr, size_t n, CUcontext *context, unsigned long long *id)
 {
-    const galloc_pool *pool = (const galloc_pool *)gai_load_pointer(&block->pool);
-    return pool->variant.alloc && !block->segment->outside;
+    const gai_block *block;
+    const gai_mark *use = NULL;
+    galloc_pool *pool = gai_pool_around(ptr);
+    if (!pool) return 0;
+    gai_lock_on(&pool->lock);
+    block = gai_block_around(pool, (uintptr_t)ptr);
+    if (block) use = block->recorded_uses;
+    while (use && (use->stream->handle != CU_STREAM_LEGACY || n--)) use = use->next;
+    if (use) *context = use->stream->context;
+    if (use) *id = use->stream->context_id;
+    gai_lock_off(&pool->lock);
+    gai_pool_unpin(pool);
+    return use != NULL;
 }
 
-/* Did galloc_record_stream name a stream for the block? [lock] */
-static int gai_block_is_recorded(const gai_block *block) { return block->recorded_uses != NULL; }
+/* Waits for the legacy streams that galloc_record_stream named for a block: what is free on one of them is no obstacle
+   to the next cudaMalloc in its context. */
+static CUresult gai_override_await_uses(const void *ptr)
+{
+    CUcontext context = NULL;
+    unsigned long long id = 0;
+    enum gai_health health;
+    gai_scope scope;
+    CUresult result = CUDA_SUCCESS;
+    size_t n;
+    for (n = 0; !result && gai_override_use(ptr, n, &context, &id); n++) {
+        result = gai_context_look(context, id, &health);
+        if (health == GAI_DEAD) result = CUDA_SUCCESS;
+        if (health == GAI_ALIVE) result = gai_scope_push(&scope, context);
+        if (result || health != GAI_ALIVE) continue;
+        result = gai_override_await_legacy();
+        gai_scope_leave(&scope);
+    }
+    return result;
+}
 
 /* Waits until the driver has allocated what cudaMalloc returns. After a sticky error nothing runs in the context any
    more, and the block cannot be freed before the reset: the program gets it, and the error with its next call. */
 static cudaError_t gai_override_allocated(void **ptr)
 {
-    CUresult result = CUDA_SUCCESS;
-    if (gai_override_has(*ptr, gai_block_is_queued)) result = gai_override_await_legacy();
+    CUresult result = gai_override_is_queued(*ptr) ? gai_override_await_legacy() : CUDA_SUCCESS;
     if (!result || gai_is_sticky(result)) return cudaSuccess;
     if (galloc_free(*ptr, cudaStreamLegacy)) (void)galloc_free(*ptr, cudaStreamLegacy); /* one call may have failed */
     *ptr = NULL;
@@ -21702,8 +21730,7 @@ static cudaError_t gai_override_failed(void *ptr, CUresult result, const char *c
     return gai_is_driver_gone(result) ? galloc_free(ptr, cudaStreamLegacy) : gai_driver_failed(result, call);
 }
 
-/* Frees a block on the legacy stream of the device, after a wait for the site's stream or the device. Earlier work of
-   that legacy stream is no obstacle to the next cudaMalloc, so it is waited for where the program has recorded uses. */
+/* Frees a block on the legacy stream of the device, after a wait for the site's stream or the device. */
 static cudaError_t gai_override_return(void *ptr, CUdevice device, gai_site *site, int how)
 {
     gai_scope scope;
@@ -21712,6 +21739,8 @@ static cudaError_t gai_override_return(void *ptr, CUdevice device, gai_site *sit
     CUresult result = CUDA_SUCCESS;
     if (how == GALLOC_OVERRIDE_STREAM) result = gai_override_finish(site);
     if (result) return gai_override_failed(ptr, result, "waiting for the stream");
+    if (how == GALLOC_OVERRIDE_STREAM) result = gai_override_await_uses(ptr);
+    if (result) return gai_override_failed(ptr, result, "waiting for the legacy stream");
     result = gai_cu.DevicePrimaryCtxRetain(&primary, device);
     if (result) return gai_override_failed(ptr, result, "cuDevicePrimaryCtxRetain");
     if (how == GALLOC_OVERRIDE_DEVICE) result = gai_override_wait(primary, device);
@@ -21720,10 +21749,7 @@ static cudaError_t gai_override_return(void *ptr, CUdevice device, gai_site *sit
     } else if ((result = gai_scope_push(&scope, primary)) != CUDA_SUCCESS) {
         error = gai_override_failed(ptr, result, "cuCtxPushCurrent");
     } else {
-        if (how == GALLOC_OVERRIDE_STREAM && gai_override_has(ptr, gai_block_is_recorded))
-            result = gai_override_await_legacy();
-        if (result) error = gai_override_failed(ptr, result, "waiting for the legacy stream");
-        else error = galloc_free(ptr, cudaStreamLegacy);
+        error = galloc_free(ptr, cudaStreamLegacy);
         gai_scope_leave(&scope);
     }
     (void)gai_cu.DevicePrimaryCtxRelease(device);

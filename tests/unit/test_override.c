@@ -262,27 +262,37 @@ TEST(free_waits)
     no_findings();
 }
 
+static void note_end(void *done) { *(int *)done = 1; }
+
 /* A use on the legacy stream that the program has noted is waited for, as the next cudaMalloc gets what is free there
    at once. Without such a note the stream of the free is enough. */
 TEST(a_free_waits_for_a_noted_use_on_the_legacy_stream)
 {
-    for (int noted = 0; noted < 2; noted++) {
+    for (int how = 0; how < 3; how++) { /* 2: that of another context, which is not current at the free */
         start();
+        int done = 0;
         void *p = NULL, *q = NULL;
+        CUcontext other = NULL, own = NULL;
         cudaStream_t s = stream_new(), t = stream_new();
         OK(cudaMalloc(&p, MIB(1)));
-        if (noted) put(cudaStreamLegacy, p, MIB(1), 1);
-        if (noted) OK(galloc_record_stream(p, cudaStreamLegacy));
-        else put(s, p, MIB(1), 1);
+        OK(cuCtxGetCurrent(&own));
+        if (how == 2) OK(cuCtxCreate(&other, NULL, 0, 0));
+        sim_access access = {p, MIB(1), SIM_WRITE, 1};
+        OK(sim_launch_call(how ? cudaStreamLegacy : s, &access, 1, note_end, &done));
+        if (how) OK(galloc_record_stream(p, cudaStreamLegacy));
+        OK(cuCtxSetCurrent(own));
         long waits = sim_calls("cuStreamSynchronize");
         OK(cudaFreeAsync(p, s));
-        EXPECT_EQ(sim_calls("cuStreamSynchronize") - waits, 1 + noted);
+        EXPECT_EQ(sim_calls("cuStreamSynchronize") - waits, 1 + (how > 0));
+        EXPECT_EQ(done, 1);
+        if (how == 2) OK(cuCtxSetCurrent(other));
         OK(cudaMalloc(&q, MIB(1)));
-        EXPECT(q == p);
+        OK(cuCtxSetCurrent(own));
         put(t, q, MIB(1), 2);
         OK(cudaFree(q));
         stream_end(s);
         stream_end(t);
+        if (how == 2) OK(cuCtxDestroy(other));
         no_findings();
     }
 }
