@@ -19709,16 +19709,19 @@ static void gai_emit_depot(gai_emitter *e, const gai_depot *depot)
     gai_emit_close(e);
 }
 
-/* The settings of the first pool, by PyTorch's names. */
+/* The settings of the first pool, by PyTorch's names, and whether the history of any has overwritten entries. */
 static void gai_emit_settings(gai_emitter *e, const gai_snapshot_info *copy)
 {
     char text[GALLOC_CONFIG_TEXT];
+    const gai_snapshot_info *other;
+    int overflowed = 0;
+    for (other = copy; other; other = other->next) overflowed |= other->history.noted > other->history.size;
     gai_emit_open(e, "allocator_settings", '{');
     if (copy) {
         gai_emit_switch(e, "expandable_segments", copy->config.expandable_segments);
         gai_emit_number(e, "max_split_size", copy->config.max_split_size);
         gai_emit_number(e, "trace_alloc_max_entries", copy->config.history);
-        gai_emit_switch(e, "trace_alloc_overflowed", copy->history.noted > copy->history.size);
+        gai_emit_switch(e, "trace_alloc_overflowed", overflowed);
         (void)gai_config_print(&copy->config, text, sizeof text);
         gai_emit_string(e, "PYTORCH_CUDA_ALLOC_CONF", text);
     }

@@ -589,6 +589,24 @@ TEST(a_full_history_has_not_overflowed)
     finish();
 }
 
+/* Of several pools any may have: the entries of all are one list. */
+TEST(any_history_of_a_snapshot_may_have_overflowed)
+{
+    for (int which = 0; which < 3; which++) {
+        galloc_pool *pool[2];
+        begin();
+        for (int i = 0; i < 2; i++) pool[i] = pool_limited(GIB(1));
+        for (int i = 0; i < 2; i++) OK(galloc_pool_history(pool[i], i == which ? 10 : 100));
+        for (int i = 0; i < 20; i++)
+            for (int k = 0; k < 2; k++) OK(galloc_free(get(pool[k], 5000, NULL), NULL));
+        value *v = snapshot(NULL, GALLOC_SNAPSHOT_JSON);
+        EXPECT_EQ(value_of(value_of(v, "allocator_settings"), "trace_alloc_overflowed")->type, which < 2 ? 't' : 'f');
+        value_free(v);
+        for (int i = 0; i < 2; i++) pool_end(pool[i]);
+        finish();
+    }
+}
+
 TEST(what_is_overwritten_is_counted)
 {
     galloc_pool *pool;
