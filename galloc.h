@@ -216,7 +216,7 @@
      galloc polls events, and leaves out what it cannot bound: cudaFree of fixed segments, and waiting for the device.
      So what a stream freed after its last event is out of reach, for good if it is destroyed without being retired.
      throw_on_cudamalloc_oom fails a request instead of any step that waits, queues a wait or returns memory; other
-     backends still free blocks in the driver, and galloc_resize within memory of the block may still queue a wait.
+     backends still free blocks in the driver, and galloc_resize may queue a wait for bytes that the block already has.
 
    ON THREADS
      Any thread may call any function at any time, on any stream. Calls that a stream cache serves take only its lock.
@@ -7015,7 +7015,8 @@ static void gai_pool_reap(galloc_pool *pool)
     gai_set_drain(pool, &pool->mixed, 1);
 }
 
-/* A stream state that calls find no more: of a captured stream, since the key of each is another one. [lock] */
+/* Leaves a captured stream's state to its capture: calls do not find it any more, since no captured stream has key 0.
+   [lock] */
 static void gai_stream_hide(galloc_pool *pool, gai_stream *stream)
 {
     gai_stream_unindex(pool, stream);
