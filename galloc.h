@@ -8128,18 +8128,24 @@ static void gai_pool_leave_range(galloc_pool *pool, enum gai_health health, uint
     gai_lock_off(&pool->lock);
 }
 
+/* Does the context that the pool knows still exist? [no lock] */
+static enum gai_health gai_pool_health(galloc_pool *pool)
+{
+    unsigned long long id;
+    gai_lock_on(&pool->lock);
+    id = pool->context_id;
+    gai_lock_off(&pool->lock);
+    return gai_context_health(pool->context, id);
+}
+
 /* Returns whether the pool may have lost memory by a reset of its context. */
 static int gai_pool_may_have_lost(galloc_pool *pool, enum gai_health *health)
 {
-    CUcontext context;
-    unsigned long long id;
     int lost;
     gai_lock_on(&pool->lock);
-    context = pool->context;
-    id = pool->context_id;
     lost = pool->lost;
     gai_lock_off(&pool->lock);
-    *health = gai_context_health(context, id);
+    *health = gai_pool_health(pool);
     return lost || *health != GAI_ALIVE;
 }
 
@@ -9587,6 +9593,16 @@ static void gai_pool_try_poll(galloc_pool *pool)
     gai_thread.message_is_new = is_new;
 }
 
+/* Notices a reset of the pool's context, unless another thread changes pages now and so notices it itself. [no lock] */
+static void gai_pool_try_notice(galloc_pool *pool)
+{
+    int is_new = gai_thread.message_is_new;
+    if (!gai_lock_try(&pool->paging)) return;
+    (void)gai_pool_check_context(pool);
+    gai_lock_off(&pool->paging);
+    gai_thread.message_is_new = is_new;
+}
+
 static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
 {
     gai_lock_on(&pool->paging);
@@ -9946,16 +9962,13 @@ static CUresult gai_range_set(galloc_pool *pool, const gai_range *part, int valu
     return GAI_CALL(pool, memset, MemsetD8Async, (part->addr, (unsigned char)value, part->bytes, site->handle));
 }
 
-/* Makes the context of the call's stream current. Fails after a reset of the pool's context that no call has noticed
-   yet: cudaMalloc segments are gone with it. [no lock] */
+/* Makes the context of the call's stream current. Fails in the first call after a reset of the pool's context: the
+   block at hand may be memory of cudaMalloc, which is gone with it. [no lock] */
 static CUresult gai_pool_reach(galloc_pool *pool, const gai_site *site, gai_scope *scope)
 {
-    unsigned long long id;
-    gai_lock_on(&pool->lock);
-    id = pool->context_id;
-    gai_lock_off(&pool->lock);
-    if (gai_context_health(pool->context, id) != GAI_ALIVE) return CUDA_ERROR_INVALID_CONTEXT;
-    return gai_scope_push(scope, site->context);
+    if (gai_pool_health(pool) == GAI_ALIVE) return gai_scope_push(scope, site->context);
+    gai_pool_try_notice(pool);
+    return CUDA_ERROR_INVALID_CONTEXT;
 }
 
 /* The work queued on the block's stream until now uses the block; no mark tells of it. [lock] */

@@ -2592,6 +2592,47 @@ TEST(checks_do_not_outlive_a_reset)
     }
 }
 
+/* Memory that survives a reset serves what comes after it, without a call that needs pages. One call is unchecked; the
+   guards of the next blocks find damage again. */
+TEST(one_call_after_a_reset_is_unchecked)
+{
+    for (int frees_first = 0; frees_first < 2; frees_first++) {
+        begin_backed(SIM_PACE_STILL);
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_debug(GUARDS | POISON);
+        void *old = get(pool, 1000, s), *p = get(pool, 1000, s);
+        OK(galloc_free(p, s));
+        look_now(pool); /* any stream may use the memory of p */
+        OK(cudaDeviceReset());
+        s = stream_new();
+        long maps = sim_calls("cuMemMap");
+        if (frees_first) {
+            OK(galloc_free(old, s));
+            old = NULL;
+        } else {
+            p = get(pool, 1000, s);
+            OK(galloc_free(p, s));
+        }
+        uint64_t unchecked = stats_of(pool).unchecked;
+        for (int i = 0; i < 3; i++) {
+            p = get(pool, 1000, s);
+            write_at(p, 1000, 1, 4, s);
+            OK(galloc_free(p, s));
+        }
+        EXPECT_EQ(sim_calls("cuMemMap"), maps);
+        look_now(pool);
+        EXPECT_EQ(stats_of(pool).damages, 3);
+        EXPECT_EQ(stats_of(pool).checks, 1 + 3);
+        EXPECT_EQ(unchecked, 1);
+        EXPECT_EQ(stats_of(pool).unchecked, unchecked);
+        if (old) OK(galloc_free(old, s));
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* The last used blocks of lost memory are in quarantine: with them it ends, and the driver is not asked to free it. */
 TEST(lost_memory_ends_with_the_quarantine)
 {
@@ -3014,6 +3055,37 @@ TEST(a_pool_with_a_quarantine_ends_though_on_unmap_frees)
     OK(galloc_free(q, unmap_stream));
     OK(galloc_pool_destroy(pool));
     stream_end(unmap_stream);
+    stream_end(s);
+    finish();
+}
+
+#define NEXT_BUFFERS 4
+static struct { void *buffer[NEXT_BUFFERS]; cudaStream_t stream; int freed; } next;
+static void frees_the_next_in_on_unmap(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    (void)pool, (void)addr, (void)bytes, (void)user;
+    if (next.freed < NEXT_BUFFERS) OK(galloc_free(next.buffer[next.freed++], next.stream));
+}
+
+/* Each block that on_unmap frees enters the quarantine and keeps its page. A shutdown releases all of them. */
+TEST(a_shutdown_takes_what_on_unmap_frees_out_of_the_quarantine)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_callbacks callbacks = {0};
+    setenv("GALLOC_CONF", "debug:quarantine", 1);
+    galloc_pool *pool;
+    OK(galloc_pool_default(&pool, 0));
+    unsetenv("GALLOC_CONF");
+    callbacks.on_unmap = frees_the_next_in_on_unmap;
+    OK(galloc_pool_set_callbacks(pool, &callbacks));
+    next.stream = s;
+    next.freed = 0;
+    void *p = get(pool, MIB(2), s);
+    for (int i = 0; i < NEXT_BUFFERS; i++) next.buffer[i] = get(pool, MIB(2), s);
+    OK(galloc_free(p, s));
+    OK(galloc_shutdown());
+    EXPECT_EQ(next.freed, NEXT_BUFFERS);
     stream_end(s);
     finish();
 }
