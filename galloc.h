@@ -9802,7 +9802,8 @@ static void gai_pool_collect_due(galloc_pool *pool)
         gai_thread.message_is_new = 0; /* the call has succeeded nevertheless */
         return;
     }
-    gai_pool_collect(pool, 0);
+    if (pool->collects) gai_pool_collect(pool, 0);
+    else gai_pool_poll(pool); /* streams whose work has ended become idle */
     gai_lock_on(&pool->lock);
     gai_stat_cached(pool);
     gai_lock_off(&pool->lock);

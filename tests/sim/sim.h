@@ -163,6 +163,7 @@ sim_past sim_past_of(cudaStream_t stream, const void *ptr, size_t bytes);
 void sim_fail(const char *function, long nth, int on, int error);
 long sim_failed(void);                          /* calls that have failed because of sim_fail since it was armed */
 void sim_fail_clear(void);
+void sim_fail_pause(int on);                    /* 1: until 0 no call and no host malloc fails or counts */
 /* The context gets a sticky error, an illegal address for example: every later call on it, its streams or its events
    returns the error until the context ends. Its queued work goes on, since nothing says when a device stops it. Other
    contexts are not affected. sim_fail with such an error does the same to the current context of the failing call. */

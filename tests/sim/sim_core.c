@@ -404,6 +404,7 @@ void sim_fail(const char *function, long nth, int on, int error) {
 /* The error that this call must give, or 0. Every fault that means the function counts the call. */
 static int fault_of(int fn) {
     int error = 0;
+    if (sm.fault_paused) return 0;
     for (int i = 0; i < 8; i++) {
         sm_fault *f = &sm.fault[i];
         if (f->fn != fn && (f->fn != -1 || (function_flags[fn] & F_SURE))) continue;
@@ -435,12 +436,18 @@ void sim_fail_clear(void) {
     sm.nfaults = 0;
     sm.failed = 0;
     sm.malloc_nth = sm.malloc_failed = 0;
-    sm.malloc_on = false;
+    sm.malloc_on = sm.fault_paused = false;
+    sm_unlock();
+}
+
+void sim_fail_pause(int on) {
+    sm_lock();
+    sm.fault_paused = on != 0;
     sm_unlock();
 }
 
 static bool malloc_fails(void) {
-    if (!sm.malloc_nth) return false;
+    if (!sm.malloc_nth || sm.fault_paused) return false;
     if (sm.malloc_nth > 1) {
         sm.malloc_nth--;
         return false;

@@ -504,7 +504,7 @@ typedef struct sm_state {
     int nfaults;
     long failed;
     long malloc_nth, malloc_failed;
-    bool malloc_on;
+    bool malloc_on, fault_paused;
     size_t malloc_live;
     long findings[SIM_KINDS];
     char *finding[100];

@@ -3129,4 +3129,42 @@ TEST(a_graph_without_memory_of_a_pool_does_not_keep_the_pool)
     finish();
 }
 
+/* What a captured stream frees behind a join of exactly 13 nodes is reused by a stream that the graph orders after it. */
+TEST(what_is_freed_behind_a_join_of_13_nodes_is_reused_behind_it)
+{
+    begin();
+    enum { SIDES = 12 };
+    cudaStream_t s = stream_new(), t = stream_new(), u[SIDES];
+    galloc_pool *pool = pool_new(NULL);
+    cudaGraph_t graph = NULL;
+    void *p, *q, *other[SIDES];
+    for (int i = 0; i < SIDES; i++) OK(cudaMalloc(&other[i], 4096));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    put(s, other[0], 4096, 1);
+    order(s, t);
+    p = get_used(pool, MIB(4), t, 2);
+    for (int i = 0; i < SIDES; i++) {
+        u[i] = stream_new();
+        order(t, u[i]);
+        put(u[i], other[i], 4096, 3);
+    }
+    for (int i = 0; i < SIDES; i++) order(u[i], t);
+    OK(galloc_free(p, t)); /* t's next work would depend on 13 nodes: its own and those of the sides */
+    order(t, s);
+    q = get_used(pool, MIB(4), s, 4);
+    EXPECT(p == q);
+    OK(galloc_free(q, s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    sim_run(-1);
+    for (int i = 0; i < SIDES; i++) {
+        OK(cudaFree(other[i]));
+        stream_end(u[i]);
+    }
+    stream_end(s);
+    stream_end(t);
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

@@ -748,4 +748,39 @@ TEST(fixed_segments_near_the_limit_decide_nothing)
     finish();
 }
 
+/* The 32nd decision fills the list. If it is the one after a shortage, its call makes no other one. */
+TEST(the_list_of_decisions_ends_with_memory_again)
+{
+    sim_options options = sim_defaults();
+    options.memory = GIB(140);
+    begin_with(options);
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    galloc_pool *pool;
+    config.strategy = GALLOC_STRATEGY_HEURISTIC;
+    config.overhead = 0.5;
+    pool = pool_new(&config);
+    void *p[200];
+    galloc_decision d[64];
+    int n = 0, count = 0;
+    OK(galloc_pool_set_limit(pool, MIB(10)));
+    p[n++] = get(pool, MIB(10), s);
+    for (int i = 0; i < 60; i++) {
+        OK(galloc_pool_set_limit(pool, stats_of(pool).reserved.current + MIB(12)));
+        p[n++] = get(pool, MIB(4), s);
+        OK(galloc_pool_set_limit(pool, GIB(100)));
+        p[n++] = get(pool, i ? MIB(4) : GIB(3), s);
+        OK(galloc_pool_decisions(pool, d, 0, &count));
+        if (count >= 32) break;
+    }
+    OK(galloc_pool_decisions(pool, d, 32, &count));
+    EXPECT_EQ(count, 32);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    for (int i = 0; i < n; i++) OK(galloc_free(p[i], s));
+    sim_run(-1);
+    stream_end(s);
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

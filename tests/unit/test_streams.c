@@ -1532,6 +1532,39 @@ TEST(stream_states_do_not_pile_up_while_a_pool_serves_all_from_its_cache)
     }
 }
 
+/* Nor where all blocks are one lasting stream's, whose calls take the short path: other streams only use them. */
+TEST(stream_states_do_not_pile_up_where_streams_use_blocks_of_another)
+{
+    for (int way = 0; way < 4; way++) {
+        sim_options options = sim_defaults();
+        options.pace = SIM_PACE_PROMPT;
+        begin_with(options);
+        cudaStream_t t = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        void *ballast = get(pool, MIB(64), t), *kept = get(pool, 4096, t);
+        size_t most = 0;
+        OK(galloc_free(ballast, t));
+        for (int i = 0; i < 4000; i++) {
+            cudaStream_t s = stream_new(), both[2] = {s, t};
+            void *p = get(pool, 4096, t);
+            if (way % 2) {
+                OK(galloc_record_stream(p, s));
+                OK(galloc_free(p, t));
+            } else {
+                OK(galloc_free_after(p, both, 2));
+            }
+            if (way < 2) OK(galloc_stream_retire(s));
+            stream_end(s);
+            if (inside_streams(pool) > most) most = inside_streams(pool);
+        }
+        EXPECT(most <= (way < 2 ? inside_streams_kept() + 8 : 1100));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        OK(galloc_free(kept, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* Nor while a block that stays, such as a model's weights, is recorded for each of them. */
 TEST(stream_states_do_not_pile_up_on_a_block_that_stays)
 {

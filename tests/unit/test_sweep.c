@@ -19,7 +19,8 @@ typedef struct world {
     CUcontext context;            /* that was current before */
 } world;
 
-enum { SOURCE_PAGES, SOURCE_SEGMENTS, SOURCE_MALLOC, SOURCE_ASYNC, SOURCE_TORCH, SOURCE_CELLS };
+enum { SOURCE_PAGES, SOURCE_SEGMENTS, SOURCE_MALLOC, SOURCE_ASYNC, SOURCE_TORCH, SOURCE_CELLS,
+       SOURCE_DEBUG /* pages, with all kinds of debug */ };
 
 typedef struct scenario {
     const char *name;
@@ -430,7 +431,198 @@ static void ask_the_neighbour(world *w)
     w_get(w, MIB(18), 1);
 }
 
+/* Calls of the program alone: no fault meets them. */
+#define PROGRAM(calls) do { sim_fail_pause(1); calls; sim_fail_pause(0); } while (0)
+
+static void streams_anew(world *w)
+{
+    OK(cudaDeviceReset());
+    OK(cudaFree(NULL));
+    for (int i = 0; i < 3; i++) w->s[i] = stream_new();
+}
+
+/* Used, freed and recorded blocks of three streams, whose work may not have run. */
+static void mixture(world *w)
+{
+    void *p[9];
+    for (int i = 0; i < 9; i++) p[i] = w_get(w, i % 2 ? KIB(300) : MIB(3), i % 3);
+    w_record(w, p[0], 1);
+    w_record(w, p[1], 2);
+    for (int i = 3; i < 9; i++) w_free(w, p[i]);
+}
+
+static void arrange_reset(world *w)
+{
+    mixture(w);
+    streams_anew(w);
+}
+
+/* Blocks from before the reset end, and new ones come. */
+static void go_on(world *w)
+{
+    for (int i = 0; i < 3; i++) w_free(w, w_get(w, i % 2 ? KIB(300) : MIB(3), i));
+    if (w->count > 2) w_record(w, w->held[1], 2);
+    if (w->count > 1) w_free_after(w, w->held[0], 2);
+    if (w->count > 1) w_free_on(w, w->held[1], 2);
+    w_get(w, MIB(5), 1);
+    w_trim(w, 0);
+    w_free(w, w_get(w, 700, 2));
+    w_retire(w, 2);
+}
+
+/* The program frees what a reset has taken before the driver gives the addresses out again. */
+static void free_first(world *w)
+{
+    for (int i = w->count - 1; i >= 0; i--) {
+        void *ptr = w->held[i];
+        w_free(w, ptr);
+        if (index_of(w, ptr) < w->count) PROGRAM(w_free(w, ptr));
+    }
+    go_on(w);
+}
+
+static void reset_amid(world *w)
+{
+    mixture(w);
+    PROGRAM(streams_anew(w));
+    go_on(w);
+}
+
+static void reset_amid_and_free(world *w)
+{
+    mixture(w);
+    PROGRAM(streams_anew(w));
+    free_first(w);
+}
+
+static void reserve_first(world *w)
+{
+    w_reserve(w, MIB(12));
+    go_on(w);
+}
+
+/* A stream's capture, whose graph is launched and ends: what it freed, a result, an input that was recorded. */
+static void capture(world *w)
+{
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    void *input = w_get(w, KIB(900), 1), *p, *result;
+    PROGRAM(OK(cudaStreamSynchronize(w->s[1])));
+    PROGRAM(OK(cudaStreamBeginCapture(w->s[0], cudaStreamCaptureModeRelaxed)));
+    w_record(w, input, 0);
+    p = w_get(w, MIB(3), 0);
+    w_free(w, p);
+    result = w_get(w, MIB(2), 0);
+    w_free(w, w_get(w, 1000, 0));
+    PROGRAM(OK(cudaStreamEndCapture(w->s[0], &graph)));
+    PROGRAM(OK(cudaGraphInstantiate(&exec, graph, 0)));
+    w_free(w, w_get(w, MIB(3), 1));
+    PROGRAM(OK(cudaGraphLaunch(exec, w->s[0])));
+    w_free(w, result);
+    PROGRAM(OK(cudaStreamSynchronize(w->s[0])));
+    w_free(w, input);
+    PROGRAM(OK(cudaGraphExecDestroy(exec)));
+    PROGRAM(OK(cudaGraphDestroy(graph)));
+    w_free(w, w_get(w, MIB(4), 2));
+    w_trim(w, 0);
+}
+
+/* Two captures of a group, one after the other. */
+static void group(world *w)
+{
+    cudaGraph_t graph[2] = {NULL, NULL};
+    galloc_graph *group = NULL;
+    long lines = log_lines;
+    if (!judge(w, galloc_graph_begin(&group, w->pool, w->s[0]), lines)) EXPECT(group == NULL);
+    for (int i = 0; i < 2; i++) {
+        PROGRAM(OK(cudaStreamBeginCapture(w->s[0], cudaStreamCaptureModeRelaxed)));
+        w_free(w, w_get(w, MIB(3), 0));
+        w_get(w, KIB(100), 0);
+        PROGRAM(OK(cudaStreamEndCapture(w->s[0], &graph[i])));
+    }
+    lines = log_lines;
+    PROGRAM(if (group) OK(galloc_graph_end(group)));
+    for (int i = w->count - 1; i >= 0; i--) w_free_on(w, w->held[i], 1);
+    lines = log_lines;
+    if (group && !judge(w, galloc_graph_release(group, w->s[1]), lines)) PROGRAM(OK(galloc_graph_release(group, w->s[1])));
+    for (int i = 0; i < 2; i++) PROGRAM(OK(cudaGraphDestroy(graph[i])));
+    w_free(w, w_get(w, MIB(4), 2));
+}
+
+static int take_part(void *user, const void *part, size_t bytes)
+{
+    EXPECT(part != NULL);
+    *(size_t *)user += bytes;
+    return 0;
+}
+
+/* Views of the heap, while memory moves. */
+static void look_at_all(world *w)
+{
+    static char text[GALLOC_REPORT_TEXT];
+    galloc_stream_stats streams[4];
+    size_t bytes = 0;
+    int n;
+    long lines = log_lines;
+    judge(w, galloc_pool_history(w->pool, 100), lines);
+    move(w);
+    lines = log_lines;
+    judge(w, galloc_snapshot(w->pool, GALLOC_SNAPSHOT_JSON, take_part, &bytes), lines);
+    lines = log_lines;
+    judge(w, galloc_snapshot(NULL, GALLOC_SNAPSHOT_PICKLE, take_part, &bytes), lines);
+    lines = log_lines;
+    judge(w, galloc_live_text(w->pool, text, sizeof text), lines);
+    lines = log_lines;
+    judge(w, galloc_pool_streams(w->pool, streams, 4, &n), lines);
+    lines = log_lines;
+    judge(w, galloc_pool_sync_point(w->pool, NULL), lines);
+}
+
 static const scenario scenarios[] = {
+    {"reset", arrange_reset, go_on, 0, 0},
+    {"reset_cells", arrange_reset, go_on, 0, SOURCE_CELLS},
+    {"reset_debug", arrange_reset, go_on, 0, SOURCE_DEBUG},
+    {"reset_under_a_limit", arrange_reset, go_on, MIB(20), 0},
+    {"reset_reserve_first", arrange_reset, reserve_first, 0, 0},
+    {"reset_free_first", arrange_reset, free_first, 0, 0},
+    {"reset_fixed", arrange_reset, free_first, 0, SOURCE_SEGMENTS},
+    {"reset_fixed_under_a_limit", arrange_reset, free_first, MIB(40), SOURCE_SEGMENTS},
+    {"reset_given", arrange_reset, free_first, 0, SOURCE_MALLOC},
+    {"reset_async", arrange_reset, free_first, 0, SOURCE_ASYNC},
+    {"reset_torch", arrange_reset, free_first, 0, SOURCE_TORCH},
+    {"reset_free_first_debug", arrange_reset, free_first, 0, SOURCE_DEBUG},
+    {"reset_amid", nothing, reset_amid, 0, 0},
+    {"reset_amid_debug", nothing, reset_amid, 0, SOURCE_DEBUG},
+    {"reset_amid_fixed", nothing, reset_amid_and_free, 0, SOURCE_SEGMENTS},
+    {"reset_amid_given", nothing, reset_amid_and_free, 0, SOURCE_MALLOC},
+    {"reset_amid_async", nothing, reset_amid_and_free, 0, SOURCE_ASYNC},
+    {"reset_amid_torch", nothing, reset_amid_and_free, 0, SOURCE_TORCH},
+    {"mixture_debug", nothing, mixture, 0, SOURCE_DEBUG},
+    {"small_blocks_debug", nothing, small_blocks, 0, SOURCE_DEBUG},
+    {"hand_on_debug", fill, hand_on, MIB(20), SOURCE_DEBUG},
+    {"free_elsewhere_debug", nothing, free_elsewhere, MIB(20), SOURCE_DEBUG},
+    {"free_after_all_debug", nothing, free_after_all, MIB(20), SOURCE_DEBUG},
+    {"record_debug", nothing, record, MIB(20), SOURCE_DEBUG},
+    {"grow_in_place_debug", nothing, grow_in_place, 0, SOURCE_DEBUG},
+    {"trim_in_steps_debug", arrange_holes, trim_in_steps, 0, SOURCE_DEBUG},
+    {"retire_all_debug", nothing, retire_all, 0, SOURCE_DEBUG},
+    {"destroy_pool_debug", arrange_holes, destroy_pool, 0, SOURCE_DEBUG},
+    {"capture", nothing, capture, 0, 0},
+    {"capture_under_a_limit", nothing, capture, MIB(12), 0},
+    {"capture_fixed", nothing, capture, 0, SOURCE_SEGMENTS},
+    {"capture_torch", nothing, capture, 0, SOURCE_TORCH},
+    {"capture_cells", nothing, capture, 0, SOURCE_CELLS},
+    {"capture_debug", nothing, capture, 0, SOURCE_DEBUG},
+    {"capture_given", nothing, capture, 0, SOURCE_MALLOC},
+    {"group", nothing, group, 0, 0},
+    {"group_fixed", nothing, group, 0, SOURCE_SEGMENTS},
+    {"group_torch", nothing, group, 0, SOURCE_TORCH},
+    {"group_cells", nothing, group, 0, SOURCE_CELLS},
+    {"group_debug", nothing, group, 0, SOURCE_DEBUG},
+    {"views", arrange_comb, look_at_all, 0, 0},
+    {"views_fixed", arrange_holes, look_at_all, 0, SOURCE_SEGMENTS},
+    {"views_debug", arrange_comb, look_at_all, 0, SOURCE_DEBUG},
+    {"views_torch", arrange_holes, look_at_all, 0, SOURCE_TORCH},
     {"elsewhere", arrange_elsewhere, elsewhere, 0, 0},
     {"move_told", arrange_told, move, 0, 0},
     {"ask_the_neighbour", arrange_neighbour, ask_the_neighbour, 0, 0},
@@ -503,8 +695,11 @@ static void open_world(world *w, const scenario *sc, int n)
     options.seed = test_seed() + (uint64_t)n;
     options.pace = n % 3 - 1;
     if (!strncmp(sc->name, "elsewhere", 9)) options.devices = 2;
+    if (sc->source == SOURCE_DEBUG) options.mode = SIM_BACKED;
     begin_with(options);
     for (int i = 0; i < 3; i++) w->s[i] = stream_new();
+    if (sc->source == SOURCE_DEBUG)
+        config.debug = GALLOC_DEBUG_GUARDS | GALLOC_DEBUG_POISON | GALLOC_DEBUG_QUARANTINE;
     config.expandable_segments = sc->source != SOURCE_SEGMENTS && sc->source != SOURCE_TORCH;
     if (sc->source == SOURCE_TORCH) config.like = GALLOC_LIKE_PYTORCH;
     if (sc->source == SOURCE_CELLS) config.strategy = GALLOC_STRATEGY_POOLED;
@@ -542,6 +737,7 @@ static void close_world(world *w)
 {
     w->device_fault = w->host_fault = 0;
     if (w->pool) EXPECT_EQ(galloc_pool_check(w->pool), 0);
+    if (w->pool) EXPECT_EQ(stats_of(w->pool).damages, 0);
     for (int i = w->count - 1; i >= 0; i--) w_free(w, w->held[i]);
     EXPECT_EQ(w->count, 0);
     if (w->pool) {
