@@ -9713,6 +9713,7 @@ static size_t gai_pool_collect_oldest(galloc_pool *pool, size_t excess, size_t l
     size_t spare = 0, chosen = 0;
     uint64_t before = 0;
     gai_lock_on(&pool->lock);
+    if (pool->variant.coalesce) pool->variant.coalesce(pool, 1);
     list = gai_pages_sort(gai_pool_list_spare(pool, &filter));
     for (page = list; page; page = page->next_unused) spare += page->bytes;
     /* Pages are chosen up to `spare` and `excess`, but at least one if `spare` allows it; `before` is the last one's

@@ -626,4 +626,35 @@ TEST(a_run_without_host_memory_for_its_marks_is_one_slot)
     EXPECT(served > 0 && served < 40);
 }
 
+/* Idle memory in slots is memory above gc_threshold, too. */
+TEST(idle_slots_are_collected)
+{
+    enum { COUNT = 900 };
+    static void *p[COUNT];
+    sim_options options = sim_defaults();
+    options.pace = SIM_PACE_PROMPT;
+    begin_with(options);
+    cudaStream_t s[2] = {stream_new(), stream_new()};
+    galloc_config config = config_limit(MIB(64));
+    config.strategy = GALLOC_STRATEGY_POOLED;
+    config.gc_threshold = 0.5;
+    galloc_pool *pool = pool_new(&config);
+    void *keep[2] = {get(pool, KIB(64), s[0]), get(pool, KIB(64), s[1])};
+    for (int i = 0; i < COUNT; i++) p[i] = get_used(pool, KIB(64), s[0], 1);
+    EXPECT(stats_of(pool).reserved.current > MIB(50));
+    for (int i = 0; i < COUNT; i++) OK(galloc_free(p[i], s[0]));
+    for (int i = 0; i < 2000; i++) {
+        void *q = get_used(pool, KIB(64), s[i % 2], 1), *r = get_used(pool, KIB(48), s[i % 2], 1);
+        OK(galloc_free(q, s[i % 2]));
+        OK(galloc_free(r, s[i % 2]));
+    }
+    EXPECT(stats_of(pool).reserved.current <= MIB(32));
+    for (int i = 0; i < 2; i++) {
+        OK(galloc_free(keep[i], s[i]));
+        stream_end(s[i]);
+    }
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()
