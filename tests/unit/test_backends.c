@@ -1977,7 +1977,7 @@ TEST(the_report_says_that_the_driver_decides_who_gets_memory)
     finish();
 }
 
-/* A pool whose driver's pool could not be destroyed still has it, and the next attempt destroys it. */
+/* A pool whose driver's pool could not be destroyed says so and still has it, and the next attempt destroys it. */
 TEST(the_drivers_pool_goes_with_the_next_attempt)
 {
     begin();
@@ -1989,6 +1989,7 @@ TEST(the_drivers_pool_goes_with_the_next_attempt)
     OK(cudaStreamSynchronize(s));
     sim_fail("cuMemPoolDestroy", 1, 0, cudaErrorUnknown);
     EXPECT_EQ(galloc_pool_destroy(pool), cudaErrorUnknown);
+    EXPECT(strstr(galloc_last_message(), "cuMemPoolDestroy") != NULL);
     sim_fail_clear();
     OK(galloc_free(get(pool, 1000, s), s));
     OK(cudaStreamSynchronize(s));

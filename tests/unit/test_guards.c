@@ -1241,6 +1241,43 @@ TEST(the_quarantine_gives_way_to_requests)
     finish();
 }
 
+typedef struct keeper {
+    void *block;
+    cudaStream_t s;
+    int calls;
+} keeper;
+
+static int frees_what_it_kept(const galloc_report *report, void *user)
+{
+    keeper *k = user;
+    (void)report;
+    if (k->calls++) return 0;
+    OK(galloc_free(k->block, k->s));
+    return 1;
+}
+
+/* Also what the program has put there in on_oom. */
+TEST(what_on_oom_frees_into_the_quarantine_serves_the_request)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    keeper k = {NULL, stream_new(), 0};
+    galloc_callbacks calls = {.on_oom = frees_what_it_kept, .user = &k};
+    galloc_config config = config_limit(MIB(64));
+    config.debug = QUARANTINE;
+    config.quarantine_bytes = MIB(64);
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    void *live = get(pool, MIB(20), k.s);
+    k.block = get(pool, MIB(40), k.s);
+    void *p = get(pool, MIB(40), k.s);
+    EXPECT_EQ(k.calls, 1);
+    OK(galloc_free(p, k.s));
+    OK(galloc_free(live, k.s));
+    pool_end(pool);
+    stream_end(k.s);
+    finish();
+}
+
 /* Likewise before a request of another pool of the device is refused. */
 TEST(the_quarantine_gives_way_to_other_pools)
 {

@@ -2853,6 +2853,41 @@ TEST(on_oom_is_not_called_within_on_map)
     finish();
 }
 
+static void counts_rejections(const galloc_report *report, void *user)
+{
+    EXPECT(report->rejected);
+    ++*(int *)user;
+}
+
+static void asks_too_much(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    void *p;
+    (void)addr, (void)bytes, (void)user;
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, GIB(1), 0), cudaErrorMemoryAllocation);
+}
+
+/* on_reject is: what is refused at once within on_map and on_unmap is reported like any other request. */
+TEST(on_reject_is_called_within_on_map)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_limited(MIB(64));
+    int rejections = 0;
+    galloc_callbacks callbacks = {NULL, counts_rejections, asks_too_much, asks_too_much, &rejections};
+    OK(galloc_pool_set_callbacks(pool, &callbacks));
+    void *p = get(pool, MIB(4), s);
+    EXPECT(rejections > 0);
+    EXPECT_EQ(rejections, stats_of(pool).rejections);
+    OK(galloc_free(p, s));
+    rejections = 0;
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT(rejections > 0);
+    OK(galloc_pool_set_callbacks(pool, NULL));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 static int lowers_the_limit(const galloc_report *report, void *user)
 {
     (void)report;
