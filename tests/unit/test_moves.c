@@ -2260,14 +2260,14 @@ static galloc_config apart(void)
 
 static int done_when_asked(void) { return 1; }
 
-/* Streams kept apart: memory whose work has ended is for all, also while nobody has looked at it. So the stream's own
-   pages move to a request, though a block of such memory has its size. More blocks than a search looks at stand between
-   the newest work and that memory. */
-TEST(memory_that_is_done_and_not_looked_at_is_not_the_streams_own)
+/* More blocks than a search looks at stand between the newest work of s and memory that is done, which has the size of
+   the request. */
+static void request_beside_memory_that_is_done(int rounded)
 {
     enum { SMALL = 12 };
     begin_still();
     galloc_config config = apart();
+    for (int i = 0; rounded && i < GALLOC_DIVISIONS; i++) config.roundup_power2_divisions[i] = 32;
     cudaStream_t s = stream_new(), t = stream_new();
     void *p[8 + SMALL], *small[SMALL];
     int n = 0;
@@ -2301,6 +2301,13 @@ TEST(memory_that_is_done_and_not_looked_at_is_not_the_streams_own)
     give_back_all(pool, p, n, s);
     finish();
 }
+
+/* Streams kept apart: memory whose work has ended is for all, also while nobody has looked at it. So the stream's own
+   pages move to a request, though a block of such memory has its size. */
+TEST(memory_that_is_done_and_not_looked_at_is_not_the_streams_own) { request_beside_memory_that_is_done(0); }
+
+/* The same with roundup_power2_divisions. */
+TEST(memory_that_is_done_is_not_the_own_of_rounded_requests) { request_beside_memory_that_is_done(1); }
 
 /* The same streams: the driver refuses to move the stream's own pages. The request gets other memory, of which there is
    enough under the limit. */
