@@ -59,6 +59,9 @@ int inside_nvtx_fixed = 1;
 #define GALLOC_FREE(p) inside_free(p)
 #define GALLOC_LOG(text) inside_log(text)
 #define GALLOC_ASSERT(c) ((c) ? (void)0 : (printf("not so: %s\n", #c), abort()))
+#ifdef INSIDE_STRICT_C
+#undef CLOCK_MONOTONIC /* <time.h> defines no such name then */
+#endif
 #define GALLOC_IMPLEMENTATION
 #include "galloc.h"
 

@@ -1,12 +1,51 @@
-/* test_clock.c - the times of a history by the processor's counter, as programs have them. The other tests have a clock
-   of their own, and this program a galloc of its own. */
+/* test_clock.c - time as programs have it: the system's clock, whose name strict C hides, and for a history the
+   processor's counter. The other tests have a clock of their own, and this program a galloc of its own. */
 
+#define _GNU_SOURCE
+#include <time.h>
+
+int program_clock(int clock, struct timespec *now);
+#define clock_gettime program_clock
 #define INSIDE_COUNTER
+#define INSIDE_STRICT_C
 #include "inside.c"
+#undef clock_gettime
 
 #include "setup.h"
 
 #include "events.h"
+
+static time_t set_ahead; /* seconds by which the time of day has been set */
+
+int program_clock(int clock, struct timespec *now)
+{
+    int result = clock_gettime(clock, now);
+    if (clock == CLOCK_REALTIME) now->tv_sec += set_ahead;
+    return result;
+}
+
+/* What is idle for a moment is not old because the time of day is set ahead, again and again. */
+TEST(nothing_ages_when_the_time_of_day_is_set)
+{
+    galloc_config config = config_limit(GIB(1));
+    begin();
+    cudaStream_t s = stream_new();
+    config.gc_age = (uint64_t)3600 * 1000000000;
+    config.lane_bytes = 0;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(20), s), *keep = get(pool, MIB(3), s);
+    OK(galloc_free(p, s));
+    for (int i = 0; i < 1000; i++) {
+        if (i >= 500 && i % 10 == 0) set_ahead += 300;
+        OK(galloc_free(get(pool, 1000, s), s));
+    }
+    EXPECT_EQ(stats_of(pool).collections, 0);
+    set_ahead = 0;
+    OK(galloc_free(keep, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
 
 /* The times of entries that a snapshot has shown are the same in the next one, and those between lie between. */
 TEST(a_second_snapshot_has_the_same_times)
