@@ -2528,4 +2528,41 @@ TEST(a_thread_of_a_child_ends)
     finish();
 }
 
+static void *use_and_end(void *unused)
+{
+    void *p = NULL;
+    OK(galloc_malloc(&p, 512, cudaStreamPerThread));
+    OK(galloc_free(p, cudaStreamPerThread));
+    reach(1);
+    wait_for(2);
+    return unused;
+}
+
+/* The exit of a child does not wait for a thread that was about to end in its parent: the child has no such thread. */
+TEST(the_exit_of_a_child_waits_for_no_thread_of_its_parent)
+{
+    begin();
+    pthread_t thread;
+    uint64_t least = UINT64_MAX;
+    reach(0);
+    pthread_create(&thread, NULL, use_and_end, NULL);
+    wait_for(1);
+    inside_hold_global(1); /* the end of the thread waits for this lock */
+    reach(2);
+    usleep(100000);
+    for (int i = 0; i < 3 && least > 1000000000; i++) {
+        fflush(stdout);
+        uint64_t from = inside_clock();
+        pid_t child = fork();
+        if (child == 0) exit(0);
+        int status = -1;
+        EXPECT(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status));
+        least = smaller(least, inside_clock() - from);
+    }
+    EXPECT(least < 1000000000);
+    inside_hold_global(0);
+    pthread_join(thread, NULL);
+    finish();
+}
+
 TEST_MAIN()
