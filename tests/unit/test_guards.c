@@ -3062,6 +3062,65 @@ TEST(the_legacy_stream_beside_a_capture_is_settled_though_a_call_fails)
     finish();
 }
 
+static struct {
+    galloc_pool *pool;
+    pthread_t thread;
+    int begun, ended;
+} trims;
+static __thread int waits_that_fail;
+
+static void *trim_meanwhile(void *unused)
+{
+    waits_that_fail = 2; /* a trim tries it twice */
+    (void)galloc_pool_trim(trims.pool, 0, NULL); /* fails if it waits */
+    __atomic_store_n(&trims.ended, 1, __ATOMIC_RELEASE);
+    return unused;
+}
+
+/* While a thread begins to wait, another one waits if it can. */
+static void trim_in_another_thread(const char *function)
+{
+    if (!strcmp(function, "cuMemFreeHost") && waits_that_fail > 0) {
+        waits_that_fail--;
+        sim_fail("cuMemFreeHost", 1, 0, cudaErrorUnknown);
+    }
+    if (trims.begun || strcmp(function, "cuMemHostAlloc")) return;
+    trims.begun = 1;
+    pthread_create(&trims.thread, NULL, trim_meanwhile, NULL);
+    for (int i = 0; i < 200 && !__atomic_load_n(&trims.ended, __ATOMIC_ACQUIRE); i++) usleep(1000);
+}
+
+/* An allocation waits for poison while another thread is about to wait for memory. A wait that fails leaves memory of
+   the host, which the next one frees. */
+TEST(failed_waits_for_poison_and_for_memory_leave_nothing)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), blocking = NULL;
+    OK(cudaStreamCreate(&blocking));
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "debug:poison", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    cudaGraph_t graph = NULL;
+    OK(galloc_free(get(pool, MIB(1), cudaStreamLegacy), cudaStreamLegacy));
+    OK(galloc_free(get_used(pool, MIB(4), s, 1), s));
+    OK(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeRelaxed));
+    memset(&trims, 0, sizeof trims);
+    waits_that_fail = 1;
+    trims.pool = pool;
+    sim_hook(trim_in_another_thread, NULL);
+    void *p = get(pool, KIB(4), cudaStreamLegacy);
+    if (EXPECT(trims.begun)) pthread_join(trims.thread, NULL);
+    sim_hook(NULL, NULL);
+    EXPECT(sim_failed() > 0);
+    OK(cudaStreamEndCapture(blocking, &graph));
+    OK(cudaGraphDestroy(graph));
+    OK(galloc_free(p, cudaStreamLegacy));
+    pool_end(pool);
+    stream_end(blocking);
+    stream_end(s);
+    finish();
+}
+
 static cudaStream_t unmap_stream;
 static void serves_itself_in_on_unmap(galloc_pool *pool, void *addr, size_t bytes, void *user)
 {
