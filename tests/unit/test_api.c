@@ -1044,6 +1044,49 @@ TEST(the_check_counts_descriptors)
     finish();
 }
 
+static struct {
+    galloc_pool *pool;
+    int checking, checks, broken;
+} checked;
+
+static void *check_now(void *unused)
+{
+    checked.broken += galloc_pool_check(checked.pool);
+    return unused;
+}
+
+static void check_in_another_thread(const char *function)
+{
+    pthread_t thread;
+    if (checked.checking || strcmp(function, "cuStreamGetId")) return;
+    checked.checking = 1;
+    pthread_create(&thread, NULL, check_now, NULL);
+    pthread_join(thread, NULL);
+    checked.checking = 0;
+    checked.checks++;
+}
+
+/* Descriptors that a call of another thread is about to use are not lost. */
+TEST(the_check_finds_nothing_beside_a_free_after_several_streams)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new(), both[] = {s, t};
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, KIB(4), s), *q = get(pool, KIB(4), t);
+    memset(&checked, 0, sizeof checked);
+    checked.pool = pool;
+    sim_hook(check_in_another_thread, NULL);
+    OK(galloc_free_after(p, both, 2));
+    sim_hook(NULL, NULL);
+    EXPECT(checked.checks > 0);
+    EXPECT_EQ(checked.broken, 0);
+    OK(galloc_free(q, t));
+    stream_end(s);
+    stream_end(t);
+    pool_end(pool);
+    finish();
+}
+
 /* ---- what is known of an address --------------------------------------------------------------------------------- */
 
 TEST(pointer_info_of_every_kind_of_address)

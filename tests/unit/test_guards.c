@@ -1241,6 +1241,28 @@ TEST(the_quarantine_gives_way_to_requests)
     finish();
 }
 
+/* Also before one that refuses at once, and before a growth. */
+TEST(the_quarantine_gives_way_to_requests_of_other_kinds)
+{
+    for (int grows = 0; grows < 2; grows++) {
+        begin_backed(SIM_PACE_RANDOM);
+        cudaStream_t s = stream_new();
+        galloc_config config = config_limit(MIB(64));
+        config.throw_on_cudamalloc_oom = !grows;
+        config.debug = QUARANTINE;
+        config.quarantine_bytes = MIB(64);
+        galloc_pool *pool = pool_new(&config);
+        void *p = grows ? get_growable(pool, MIB(2), MIB(50), s) : NULL;
+        OK(galloc_free(get(pool, MIB(40), s), s));
+        if (grows) OK(galloc_resize(p, MIB(50), s));
+        else p = get(pool, MIB(40), s);
+        OK(galloc_free(p, s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 typedef struct keeper {
     void *block;
     cudaStream_t s;

@@ -2866,7 +2866,25 @@ static void asks_too_much(galloc_pool *pool, void *addr, size_t bytes, void *use
     EXPECT_EQ(galloc_pool_malloc(pool, &p, GIB(1), 0), cudaErrorMemoryAllocation);
 }
 
-/* on_reject is: what is refused at once within on_map and on_unmap is reported like any other request. */
+/* A reserve that is refused at once is reported, too, and not counted. */
+TEST(on_reject_is_called_for_a_reserve)
+{
+    begin();
+    galloc_config config = config_limit(MIB(64));
+    config.throw_on_cudamalloc_oom = 1;
+    galloc_pool *pool = pool_new(&config);
+    int rejections = 0;
+    galloc_callbacks callbacks = {.on_reject = counts_rejections, .user = &rejections};
+    OK(galloc_pool_set_callbacks(pool, &callbacks));
+    OK(galloc_pool_reserve(pool, MIB(60)));
+    EXPECT_EQ(galloc_pool_reserve(pool, MIB(100)), cudaErrorMemoryAllocation);
+    EXPECT_EQ(rejections, 1);
+    EXPECT_EQ(stats_of(pool).rejections, 0);
+    pool_end(pool);
+    finish();
+}
+
+/* Unlike on_oom, on_reject is called within on_map and on_unmap. */
 TEST(on_reject_is_called_within_on_map)
 {
     begin();

@@ -2767,4 +2767,25 @@ TEST(aligned_rooms_find_their_places_again)
     finish();
 }
 
+/* Where pages have at least 8 MiB, blocks grow by whole pages, in their room and beyond it. */
+TEST(blocks_grow_on_a_device_of_large_pages)
+{
+    for (int room = 0; room < 2; room++) {
+        sim_options options = sim_defaults();
+        options.granularity = MIB(8);
+        begin_with(options);
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        void *p = room ? get_growable(pool, MIB(2), MIB(20), s) : get(pool, MIB(8), s);
+        OK(galloc_resize(p, MIB(12), s));
+        OK(galloc_resize(p, room ? MIB(20) : MIB(33), s));
+        put(s, p, MIB(20), 1);
+        expect_healthy(pool, 1);
+        OK(galloc_free(p, s));
+        stream_end(s);
+        pool_end(pool);
+        finish();
+    }
+}
+
 TEST_MAIN()
