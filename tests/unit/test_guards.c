@@ -1241,22 +1241,33 @@ TEST(the_quarantine_gives_way_to_requests)
     finish();
 }
 
-/* Also before one that refuses at once, and before a growth. */
-TEST(the_quarantine_gives_way_to_requests_of_other_kinds)
+/* Also before any other: one that fails at once, of a reserve, with room, of a captured stream, of a growth. */
+TEST(the_quarantine_gives_way_to_requests_of_all_kinds)
 {
-    for (int grows = 0; grows < 2; grows++) {
+    enum { AT_ONCE, RESERVE, ROOM, CAPTURED, GROWTH, KINDS };
+    for (int kind = 0; kind < KINDS; kind++) {
         begin_backed(SIM_PACE_RANDOM);
         cudaStream_t s = stream_new();
+        cudaGraph_t graph = NULL;
         galloc_config config = config_limit(MIB(64));
-        config.throw_on_cudamalloc_oom = !grows;
+        config.throw_on_cudamalloc_oom = kind == AT_ONCE;
         config.debug = QUARANTINE;
         config.quarantine_bytes = MIB(64);
         galloc_pool *pool = pool_new(&config);
-        void *p = grows ? get_growable(pool, MIB(2), MIB(50), s) : NULL;
+        void *p = kind == GROWTH ? get_growable(pool, MIB(2), MIB(50), s) : NULL;
         OK(galloc_free(get(pool, MIB(40), s), s));
-        if (grows) OK(galloc_resize(p, MIB(50), s));
-        else p = get(pool, MIB(40), s);
-        OK(galloc_free(p, s));
+        if (kind == CAPTURED) {
+            look_now(pool);
+            OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+        }
+        if (kind == GROWTH) OK(galloc_resize(p, MIB(50), s));
+        else if (kind == RESERVE) OK(galloc_pool_reserve(pool, MIB(60)));
+        else p = get_growable(pool, MIB(40), kind == ROOM ? MIB(60) : 0, s);
+        if (p) OK(galloc_free(p, s));
+        if (kind == CAPTURED) {
+            OK(cudaStreamEndCapture(s, &graph));
+            OK(cudaGraphDestroy(graph));
+        }
         pool_end(pool);
         stream_end(s);
         finish();
