@@ -25,6 +25,7 @@ extern size_t inside_chunk_bytes;
    created. */
 #define INSIDE_DRIVER(X)                                                                                               \
     X(DeviceGetAttribute, (int *, CUdevice_attribute, CUdevice))                                                       \
+    X(DeviceTotalMem, (size_t *, CUdevice))                                                                            \
     X(EventRecord, (CUevent, CUstream))                                                                                \
     X(StreamWaitEvent, (CUstream, CUevent, unsigned int))                                                              \
     X(StreamIsCapturing, (CUstream, CUstreamCaptureStatus *))                                                          \

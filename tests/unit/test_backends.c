@@ -82,6 +82,71 @@ TEST(a_device_without_pools_has_no_pool_of_the_driver)
     finish();
 }
 
+/* One of the devices lacks an attribute of the others, and three quarters of their memory. */
+static struct {
+    CUdevice_attribute attribute;
+    CUdevice device;
+} lacking;
+
+static CUresult CUDAAPI attribute_of_unlike_devices(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    CUresult result = driver_of_device.DeviceGetAttribute(value, attribute, device);
+    if (attribute == lacking.attribute && device == lacking.device) *value = 0;
+    return result;
+}
+
+static CUresult CUDAAPI memory_of_unlike_devices(size_t *bytes, CUdevice device)
+{
+    CUresult result = driver_of_device.DeviceTotalMem(bytes, device);
+    if (device == lacking.device) *bytes /= 4;
+    return result;
+}
+
+/* On a machine with unlike devices a pool has the settings that its own device allows. */
+TEST(a_pool_goes_by_its_own_device)
+{
+    for (lacking.device = 0; lacking.device < 2; lacking.device++) {
+        int can = lacking.device != 1;
+        begin_with_devices(2, SIM_PACE_PROMPT);
+        galloc_config config = galloc_config_default(), in_use;
+        galloc_pool *pool = pool_new(NULL); /* galloc has the driver's functions now */
+        void *p = NULL;
+        size_t bytes = 0;
+        pool_end(pool);
+        OK(cudaSetDevice(1));
+        cudaStream_t s = stream_new();
+        driver_of_device = inside_driver_in_use();
+        inside_driver unlike = driver_of_device;
+        unlike.DeviceGetAttribute = attribute_of_unlike_devices;
+        unlike.DeviceTotalMem = memory_of_unlike_devices;
+        inside_driver_use(unlike);
+        config.device = 1;
+        config.gpu_direct_rdma = 1;
+        config.per_process_memory_fraction = 0.5;
+        lacking.attribute = CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+        pool = pool_new(&config);
+        OK(galloc_pool_config(pool, &in_use));
+        EXPECT_EQ(in_use.gpu_direct_rdma, can);
+        EXPECT_EQ(driver_of_device.DeviceTotalMem(&bytes, 1), CUDA_SUCCESS);
+        EXPECT_EQ(galloc_pool_malloc(pool, &p, bytes / 4, s), can ? cudaSuccess : cudaErrorMemoryAllocation);
+        if (p) OK(galloc_free(p, s));
+        pool_end(pool);
+        lacking.attribute = CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+        pool = pool_new(&config);
+        OK(galloc_pool_config(pool, &in_use));
+        EXPECT_EQ(in_use.expandable_segments, can);
+        pool_end(pool);
+        lacking.attribute = CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
+        config.backend = GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
+        EXPECT_EQ(galloc_pool_create(&pool, &config), can ? cudaSuccess : cudaErrorNotSupported);
+        if (can) pool_end(pool);
+        inside_driver_use(driver_of_device);
+        stream_end(s);
+        OK(cudaSetDevice(0));
+        finish();
+    }
+}
+
 /* A pool is not made if the driver does not answer what the device can do. */
 TEST(a_device_that_does_not_tell_has_no_pool_of_the_driver)
 {

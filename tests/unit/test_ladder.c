@@ -568,6 +568,35 @@ TEST(the_gains_of_all_rounds_add_up)
     finish();
 }
 
+/* The second round waits no longer than the first one has left of the limit. */
+TEST(the_limit_of_waits_is_shared_by_all_rounds)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_limit(MIB(64));
+    galloc_callbacks calls = {.on_oom = try_again_once};
+    config.reuse = GALLOC_REUSE_COMPLETED;
+    config.wait_limit_ms = 20;
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    void *small = get(pool, 512, s);
+    OK(galloc_free(get_used(pool, MIB(40), t, 1), t));
+    sim_hold(t, 1);
+    clock_tick = 200000;
+    uint64_t began = clock_ns;
+    expect_refused(pool, MIB(40), s);
+    EXPECT(clock_ns - began < 30000000);
+    clock_tick = 1000;
+    EXPECT_EQ(report_of_failure().rounds, 1);
+    sim_hold(t, 0);
+    OK(galloc_free(small, s));
+    sim_run(-1);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 static int get_more_once(const galloc_report *report, void *user)
 {
     asked *a = user;
