@@ -232,6 +232,29 @@ static UNUSED void *get_growable(galloc_pool *pool, size_t bytes, size_t max_byt
     return ptr;
 }
 
+/* Requests that the pool has no memory for, of each kind. */
+enum { RUN_OUT, RUN_OUT_WITH_ROOM, RUN_OUT_IN_A_CAPTURE, RUN_OUT_IN_A_RESERVE, RUN_OUT_IN_A_GROWTH, RUN_OUT_KINDS };
+static UNUSED void run_out(galloc_pool *pool, int kind, size_t bytes, cudaStream_t stream)
+{
+    galloc_request request = {0};
+    void *p = NULL, *grows = kind == RUN_OUT_IN_A_GROWTH ? get_growable(pool, 512, bytes, stream) : NULL;
+    cudaGraph_t graph = NULL;
+    cudaError_t error;
+    request.bytes = bytes;
+    request.max_bytes = kind == RUN_OUT_WITH_ROOM ? bytes + MIB(2) : 0;
+    request.stream = stream;
+    request.pool = pool;
+    if (kind == RUN_OUT_IN_A_CAPTURE) OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    if (grows) error = galloc_resize(grows, bytes, stream);
+    else error = kind == RUN_OUT_IN_A_RESERVE ? galloc_pool_reserve(pool, bytes) : galloc_alloc(&p, &request);
+    EXPECT_EQ(error, cudaErrorMemoryAllocation);
+    if (kind == RUN_OUT_IN_A_CAPTURE) {
+        OK(cudaStreamEndCapture(stream, &graph));
+        OK(cudaGraphDestroy(graph));
+    }
+    if (grows) OK(galloc_free(grows, stream));
+}
+
 /* Checks the heap and the relations between its statistics. `alone`: no other user of the device exists, so the
    statistics must equal those of the device. */
 static UNUSED void expect_healthy(galloc_pool *pool, int alone)

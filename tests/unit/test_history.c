@@ -690,6 +690,26 @@ TEST(running_out)
     finish();
 }
 
+TEST(running_out_of_any_kind)
+{
+    galloc_config config = config_limit(MIB(64));
+    begin();
+    config.history = 1000;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *p = get(pool, MIB(40), s);
+    for (int kind = 0; kind < RUN_OUT_KINDS; kind++) {
+        run_out(pool, kind, MIB(40), s);
+        value *v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+        EXPECT_EQ(events_named(v, "oom"), kind + 1);
+        value_free(v);
+    }
+    OK(galloc_free(p, s));
+    stream_end(s);
+    pool_end(pool);
+    finish();
+}
+
 TEST(annotations_are_bounded_and_escaped)
 {
     char text_in[200], json[400];

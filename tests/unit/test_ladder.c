@@ -2895,22 +2895,36 @@ static void asks_too_much(galloc_pool *pool, void *addr, size_t bytes, void *use
     EXPECT_EQ(galloc_pool_malloc(pool, &p, GIB(1), 0), cudaErrorMemoryAllocation);
 }
 
-/* A reserve that is refused at once is reported, too, and not counted. */
-TEST(on_reject_is_called_for_a_reserve)
+static int counts_calls(const galloc_report *report, void *user)
 {
-    begin();
-    galloc_config config = config_limit(MIB(64));
-    config.throw_on_cudamalloc_oom = 1;
-    galloc_pool *pool = pool_new(&config);
-    int rejections = 0;
-    galloc_callbacks callbacks = {.on_reject = counts_rejections, .user = &rejections};
-    OK(galloc_pool_set_callbacks(pool, &callbacks));
-    OK(galloc_pool_reserve(pool, MIB(60)));
-    EXPECT_EQ(galloc_pool_reserve(pool, MIB(100)), cudaErrorMemoryAllocation);
-    EXPECT_EQ(rejections, 1);
-    EXPECT_EQ(stats_of(pool).rejections, 0);
-    pool_end(pool);
-    finish();
+    EXPECT(!report->rejected);
+    ++((int *)user)[1];
+    return 0;
+}
+
+/* The program is asked about requests of all kinds, and told of those that fail at once. */
+TEST(the_program_hears_of_requests_of_all_kinds)
+{
+    for (int kind = 0; kind < RUN_OUT_KINDS; kind++) {
+        for (int at_once = 0; at_once < 2; at_once++) {
+            begin();
+            cudaStream_t s = stream_new();
+            galloc_config config = config_limit(MIB(64));
+            config.throw_on_cudamalloc_oom = at_once;
+            galloc_pool *pool = pool_new(&config);
+            int calls[2] = {0, 0};
+            galloc_callbacks callbacks = {counts_calls, counts_rejections, NULL, NULL, calls};
+            OK(galloc_pool_set_callbacks(pool, &callbacks));
+            void *p = get(pool, MIB(40), s);
+            run_out(pool, kind, MIB(40), s);
+            EXPECT_EQ(calls[0], at_once);
+            EXPECT_EQ(calls[1], !at_once);
+            OK(galloc_free(p, s));
+            pool_end(pool);
+            stream_end(s);
+            finish();
+        }
+    }
 }
 
 /* Unlike on_oom, on_reject is called within on_map and on_unmap. */

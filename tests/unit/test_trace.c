@@ -298,6 +298,28 @@ TEST(a_row_has_each_alignment_that_a_backend_would_not_give)
     }
 }
 
+/* Each kind of request that fails has a row. */
+TEST(rows_of_all_requests_that_fail)
+{
+    begin();
+    log_to("log.csv");
+    galloc_pool *pool = pool_limited(MIB(64));
+    cudaStream_t s = stream_new();
+    const char *row;
+    int rows = 0;
+    void *p = get(pool, MIB(40), s);
+    for (int kind = 0; kind < RUN_OUT_KINDS; kind++) run_out(pool, kind, MIB(40), s);
+    log_begin();
+    while ((row = log_next()) != NULL) rows += !strncmp(row, "allocate failure,", 17);
+    EXPECT_EQ(rows, RUN_OUT_KINDS);
+    OK(galloc_free(p, s));
+    stream_end(s);
+    pool_end(pool);
+    free(log_rows), log_rows = NULL;
+    log_ends();
+    finish();
+}
+
 TEST(rows_of_waits_captures_and_requests_that_fail)
 {
     galloc_pool *pool;
