@@ -271,11 +271,12 @@ TEST(few_moves_decide_nothing)
 TEST(near_the_limit_nothing_is_spared_and_the_limit_holds)
 {
     static void *block[BLOCKS];
-    for (int sized = 0; sized < 2; sized++) {
+    for (int kind = 0; kind < 3; kind++) {
         galloc_config config = heuristic();
+        int sized = kind == 1;
         begin();
         cudaStream_t s = stream_new();
-        config.memory_limit = MIB(512);
+        *(kind == 2 ? &config.device_limit : &config.memory_limit) = MIB(512);
         if (sized) config.growth = MIB(4);
         galloc_pool *pool = pool_new(&config);
         int n = load(pool, block, MIB(10), MIB(500), s);

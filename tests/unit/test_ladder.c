@@ -146,24 +146,27 @@ TEST(the_stream_waits_for_no_later_free)
     finish();
 }
 
-/* A pool of 1/57 of its limit makes a stream wait, one of 1/70 grows instead. */
+/* A pool of 1/57 of its limit makes a stream wait, one of 1/70 grows instead. A device's limit is one, too. */
 TEST(a_stream_waits_from_a_64th_of_the_limit_on)
 {
-    for (int most = 57; most <= 70; most += 13) {
-        begin_still();
-        galloc_config config = config_limit(MIB(112) * (size_t)most);
-        config.growth = MIB(2);
-        galloc_pool *pool = pool_new(&config);
-        cudaStream_t s = stream_new(), t = stream_new();
-        void *p = get(pool, MIB(56), s), *q = get_used(pool, MIB(56), t, 1);
-        OK(galloc_free(q, t));
-        q = get(pool, MIB(56), s);
-        EXPECT_EQ(stats_of(pool).waits, most == 57);
-        EXPECT_EQ(stats_of(pool).reserved.current, most == 57 ? MIB(112) : MIB(168));
-        OK(galloc_free(p, s));
-        OK(galloc_free(q, s));
-        pool_end(pool);
-        finish();
+    for (int of_device = 0; of_device < 2; of_device++) {
+        for (int most = 57; most <= 70; most += 13) {
+            begin_still();
+            galloc_config config = galloc_config_default();
+            *(of_device ? &config.device_limit : &config.memory_limit) = MIB(112) * (size_t)most;
+            config.growth = MIB(2);
+            galloc_pool *pool = pool_new(&config);
+            cudaStream_t s = stream_new(), t = stream_new();
+            void *p = get(pool, MIB(56), s), *q = get_used(pool, MIB(56), t, 1);
+            OK(galloc_free(q, t));
+            q = get(pool, MIB(56), s);
+            EXPECT_EQ(stats_of(pool).waits, most == 57);
+            EXPECT_EQ(stats_of(pool).reserved.current, most == 57 ? MIB(112) : MIB(168));
+            OK(galloc_free(p, s));
+            OK(galloc_free(q, s));
+            pool_end(pool);
+            finish();
+        }
     }
 }
 

@@ -1143,11 +1143,12 @@ static galloc_pool *collecting_pool(void)
 }
 
 /* Small segments go not, but count as held. */
-TEST(small_segments_count_for_the_threshold)
+static void count_small_segments(const char *limit)
 {
     begin();
     cudaStream_t s = stream_new();
-    galloc_pool *pool = collecting_pool();
+    galloc_config config = with(with(torch_config(), "garbage_collection_threshold:0.5"), limit);
+    galloc_pool *pool = pool_new(&config);
     void *small[30];
     for (int i = 0; i < 30; i++) small[i] = get(pool, MIB(1), s);
     void *p = get(pool, MIB(20), s), *q = get(pool, MIB(60), s);
@@ -1160,6 +1161,10 @@ TEST(small_segments_count_for_the_threshold)
     for (int i = 0; i < 30; i++) give(small[i], s);
     end(pool, s);
 }
+
+TEST(small_segments_count_for_the_threshold) { count_small_segments("memory_limit:200M"); }
+
+TEST(the_threshold_is_of_a_device_limit_too) { count_small_segments("device_limit:200M"); }
 
 /* What is as old as the mean or older goes first, and no more if that is enough. Age is counted in searches. */
 TEST(collection_takes_the_old)
