@@ -57,7 +57,9 @@ int inside_nvtx_fixed = 1;
 #define GAI_NVTX_FIXED inside_nvtx_fixed
 #define GALLOC_MALLOC(bytes) inside_malloc(bytes)
 #define GALLOC_FREE(p) inside_free(p)
+#ifndef INSIDE_STDERR
 #define GALLOC_LOG(text) inside_log(text)
+#endif
 #define GALLOC_ASSERT(c) ((c) ? (void)0 : (printf("not so: %s\n", #c), abort()))
 #ifdef INSIDE_STRICT_C
 #undef CLOCK_MONOTONIC /* <time.h> defines no such name then */

@@ -1,5 +1,5 @@
-/* test_clock.c - time as programs have it: the system's clock, whose name strict C hides, and for a history the
-   processor's counter. The other tests have a clock of their own, and this program a galloc of its own. */
+/* test_clock.c - time and log as programs have them: the system's clock, whose name strict C hides, for a history the
+   processor's counter, and stderr. Other tests have a clock and a log of their own, and this program its own galloc. */
 
 #define _GNU_SOURCE
 #include <time.h>
@@ -7,6 +7,7 @@
 int program_clock(int clock, struct timespec *now);
 #define clock_gettime program_clock
 #define INSIDE_COUNTER
+#define INSIDE_STDERR
 #define INSIDE_STRICT_C
 #include "inside.c"
 #undef clock_gettime
@@ -127,6 +128,26 @@ TEST(the_times_between_later_snapshots_are_right)
     EXPECT(at[1] - at[0] <= (to - from) / 1000 + 1000);
     value_free(v);
     pool_end(pool);
+    finish();
+}
+
+TEST(each_message_is_a_line_of_stderr)
+{
+    char line[1024];
+    int lines = 0, saved = dup(2);
+    FILE *file = tmpfile();
+    begin();
+    fflush(stderr);
+    if (!EXPECT(file && saved >= 0 && dup2(fileno(file), 2) >= 0)) return;
+    EXPECT_EQ(galloc_malloc(NULL, 1, NULL), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_free(line, NULL), cudaErrorInvalidDevicePointer);
+    fflush(stderr);
+    dup2(saved, 2);
+    close(saved);
+    rewind(file);
+    while (fgets(line, sizeof line, file)) lines += !strncmp(line, "galloc: ", 8) && strchr(line, '\n');
+    EXPECT_EQ(lines, 2);
+    fclose(file);
     finish();
 }
 
