@@ -89,8 +89,8 @@ for value in 16T 1025G 1M 0 99999999999999999999999; do
 done
 run copy SIM_MODE=ledger SIM_MEMORY=17T
 says "SIM_MEMORY=17T is out of range: it may be a number of bytes from 2M to 16T" "a ledger's range is its own"
-run copy SIM_DEVICES=9
-says "SIM_DEVICES=9 is out of range: it may be 1 to 8" "SIM_DEVICES=9 is out of range"
+run copy SIM_DEVICES=17
+says "SIM_DEVICES=17 is out of range: it may be 1 to 16" "SIM_DEVICES=17 is out of range"
 run copy SIM_SEED=-1
 says "SIM_SEED=-1: it may be a number" "a seed has no sign"
 run copy SIM_MODE=ledger SIM_MEMORY=100G

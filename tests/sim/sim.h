@@ -47,7 +47,7 @@ enum { SIM_PACE_RANDOM = -1, /* each CUDA call lets 0..3 operations begin or end
 
 typedef struct sim_options {
     int mode;            /* SIM_LEDGER or SIM_BACKED */
-    int devices;         /* 1 .. 8 */
+    int devices;         /* 1 .. 16 */
     size_t memory;       /* bytes of each device */
     int vmm;             /* virtual memory management is supported */
     int rdma;            /* 1: pages can be created for RDMA; 0: not; -1: the driver does not know the attribute */

@@ -180,7 +180,7 @@ sim_options sim_defaults(void) {
 }
 
 static const char *wrong_option(const sim_options *o) {
-    if (o->devices < 1 || o->devices > SM_DEVICES) return "devices must be 1 .. 8";
+    if (o->devices < 1 || o->devices > SM_DEVICES) return "devices must be 1 .. 16";
     if (o->granularity < 4096 || (o->granularity & (o->granularity - 1))) return "granularity must be a power of two";
     if (o->mode == SIM_BACKED && o->memory > (size_t)1 << 40) return "backed mode is for 1 TiB at most";
     return NULL;

@@ -25,7 +25,7 @@
 #undef __CUDA_API_PER_THREAD_DEFAULT_STREAM
 #include "sim.h"
 
-#define SM_DEVICES 8                   /* the most devices */
+#define SM_DEVICES 16                  /* the most devices */
 #define SM_PAGE    ((size_t)2 << 20)   /* the ledger keeps one history per this many bytes of a handle */
 #define SM_COPY    8                   /* access of a copy, which can reach cudaMalloc memory on any device */
 #define SM_PEER    16                  /* of cudaMemcpyPeer, which reaches mapped memory of each device too */

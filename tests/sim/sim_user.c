@@ -68,7 +68,7 @@ static sim_options options(void) {
                               backed ? "a number of bytes from 2M to 1T, with K, M, G or T: 8G"
                                      : "a number of bytes from 2M to 16T, with K, M, G or T: 8G");
     o.memory -= o.memory % SM_PAGE;
-    o.devices = (int)number("SIM_DEVICES", 1, 1, SM_DEVICES, "1 to 8");
+    o.devices = (int)number("SIM_DEVICES", 1, 1, SM_DEVICES, "1 to 16");
     o.seed = number("SIM_SEED", 1, 0, ~0ull, "a number");
     o.pace = choice("SIM_PACE", paces, 0, "random, still or prompt") - 1;
     findings = choice("SIM_FINDINGS", what, FINDINGS_FAIL, "fail, print or ignore");

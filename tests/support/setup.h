@@ -103,7 +103,7 @@ static UNUSED void finish(void)
     EXPECT_EQ(sim_leaks(text, sizeof text), 0);
     if (text[0]) printf("    leaked: %s\n", text);
     EXPECT_EQ(sim_malloc_live(), 0);
-    for (int device = 0; device < 8; device++) EXPECT_EQ(sim_retained(device), 0);
+    for (int device = 0; device < 16; device++) EXPECT_EQ(sim_retained(device), 0);
     EXPECT_EQ(sim_findings(SIM_ANY), 0);
     print_findings();
     sim_stop();

@@ -145,6 +145,23 @@ TEST(each_device_has_a_default_pool)
     finish();
 }
 
+TEST(each_of_sixteen_devices_serves)
+{
+    enum { DEVICES = 16 };
+    begin_with_devices(DEVICES, SIM_PACE_RANDOM);
+    for (int d = 0; d < DEVICES; d++) {
+        void *p = NULL;
+        OK(cudaSetDevice(d));
+        cudaStream_t s = stream_new();
+        OK(galloc_malloc(&p, KIB(4), s));
+        EXPECT_EQ(info_of(p).device, d);
+        OK(galloc_free(p, s));
+        stream_end(s);
+    }
+    OK(cudaSetDevice(0));
+    finish();
+}
+
 TEST(alignment_up_to_64_mib)
 {
     FOR_BOTH_KINDS (kind) {
