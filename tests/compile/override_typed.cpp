@@ -32,5 +32,6 @@ int override_use_typed()
     ok = ok && cudaMallocAsync(&d, 800, nullptr) == cudaSuccess && d;
     ok = ok && ::cudaFree(f) == cudaSuccess && cudaFree(v) == cudaSuccess && cudaFreeAsync(d, nullptr) == cudaSuccess;
     ok = ok && cudaMalloc(&f, ~static_cast<size_t>(0)) == cudaErrorMemoryAllocation && !f;
+    ok = ok && cudaMalloc(static_cast<float **>(nullptr), 1) == cudaErrorInvalidValue;
     return ok && pools_of_cuda() ? 0 : 1;
 }

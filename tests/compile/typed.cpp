@@ -69,5 +69,6 @@ int use_from_cpp()
     ok = ok && galloc_malloc(static_cast<float **>(nullptr), 1, 0) == cudaErrorInvalidValue;
     ok = ok && galloc_malloc_growable(static_cast<float **>(nullptr), 1, 2, 0) == cudaErrorInvalidValue;
     ok = ok && galloc_alloc(static_cast<particle **>(nullptr), &request) == cudaErrorInvalidValue;
+    ok = ok && galloc_pool_malloc(pool, static_cast<float **>(nullptr), 1, 0) == cudaErrorInvalidValue;
     return ok ? 0 : 1;
 }
