@@ -90,6 +90,25 @@ TEST(a_write_behind_a_block_is_found_at_its_free)
     finish();
 }
 
+/* A program that frees by galloc_free_after alone hears of damages before it allocates again. */
+TEST(damages_are_told_by_frees_after_several_streams)
+{
+    enum { BLOCKS = 64 };
+    begin_with_devices(1, SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new(), t = stream_new(), both[] = {s, t};
+    galloc_pool *pool = pool_debug(GUARDS);
+    void *p[BLOCKS], *of_t = get(pool, 512, t);
+    for (int i = 0; i < BLOCKS; i++) p[i] = get(pool, KIB(4), s);
+    for (int i = 0; i < BLOCKS; i++) write_at(p[i], KIB(4), 1, 16, s);
+    for (int i = 0; i < BLOCKS; i++) OK(galloc_free_after(p[i], both, 2));
+    EXPECT(stats_of(pool).damages > 0);
+    OK(galloc_free(of_t, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* The lines are alike but for their numbers, and each is about another mistake: none is left out. */
 TEST(each_damaged_block_has_a_line)
 {

@@ -475,7 +475,7 @@ TEST(creations_that_go_on_buy_overhead)
 /* Small heaps create what they must; where pages do not follow the overhead, more of it would spare nothing. */
 TEST(creations_that_overhead_would_not_spare_decide_nothing)
 {
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         galloc_config config = heuristic();
         galloc_decision list[GALLOC_DECISIONS];
         begin();
@@ -483,6 +483,7 @@ TEST(creations_that_overhead_would_not_spare_decide_nothing)
         if (i == 1) config.growth = MIB(2);
         if (i == 2) config.memory_limit = GIB(4);
         if (i == 3) config.overhead = 0;
+        if (i == 4) config.device_limit = GIB(4);
         galloc_pool *pool = pool_new(&config);
         remake(pool, s, i ? MIB(1100) : MIB(1000), 6);
         EXPECT_EQ(decisions_of(pool, list), 0);
