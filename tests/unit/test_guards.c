@@ -2866,6 +2866,24 @@ TEST(the_quarantine_has_its_most)
     finish();
 }
 
+/* A device's limit is one, too. What is kept is held, and little more. */
+TEST(the_quarantine_has_a_16th_of_any_limit)
+{
+    for (int of_device = 0; of_device < 2; of_device++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        config.debug = POISON | QUARANTINE;
+        *(of_device ? &config.device_limit : &config.memory_limit) = MIB(512);
+        galloc_pool *pool = pool_new(&config);
+        for (int i = 0; i < 60; i++) OK(galloc_free(get(pool, MIB(2), s), s));
+        EXPECT(stats_of(pool).reserved.current >= MIB(32) && stats_of(pool).reserved.current < MIB(48));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* The end of the quarantine copies from each block, and a wait for the copy fails. Their pages stay until the device
    has been waited for; where that fails, too, the pool does. */
 TEST(pages_stay_while_the_last_checks_read_them)

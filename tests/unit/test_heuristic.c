@@ -236,19 +236,21 @@ TEST(overhead_is_bought_without_another_growth)
 /* Under a limit that would soon put an end to it, no overhead is bought: live are 5/6 of the limit. */
 TEST(no_overhead_is_bought_where_a_limit_leaves_no_room)
 {
-    galloc_config config = heuristic();
-    begin();
-    cudaStream_t s = stream_new();
-    config.overhead = 0;
-    config.memory_limit = MIB(4915);
-    galloc_pool *pool = pool_new(&config);
-    shuffle(pool, s, 2048);
-    EXPECT(stats_of(pool).moves > 0);
-    EXPECT_EQ(decided(pool, "moves have cost"), 0);
-    EXPECT(config_of(pool).overhead == 0);
-    pool_end(pool);
-    stream_end(s);
-    finish();
+    for (int of_device = 0; of_device < 2; of_device++) {
+        galloc_config config = heuristic();
+        begin();
+        cudaStream_t s = stream_new();
+        config.overhead = 0;
+        *(of_device ? &config.device_limit : &config.memory_limit) = MIB(4915);
+        galloc_pool *pool = pool_new(&config);
+        shuffle(pool, s, 2048);
+        EXPECT(stats_of(pool).moves > 0);
+        EXPECT_EQ(decided(pool, "moves have cost"), 0);
+        EXPECT(config_of(pool).overhead == 0);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
 }
 
 TEST(few_moves_decide_nothing)

@@ -1156,14 +1156,16 @@ TEST(no_page_is_larger_than_a_sixteenth_of_the_heap)
 TEST(under_a_limit_pages_are_small)
 {
     enum { BLOCKS = 60 };
-    for (int limited = 0; limited < 2; limited++) {
+    for (int limited = 0; limited < 3; limited++) {
         begin();
         cudaStream_t s = stream_new();
-        galloc_pool *pool = pool_limited(limited ? GIB(1) : SIZE_MAX);
+        galloc_config config = galloc_config_default();
+        if (limited) *(limited == 2 ? &config.device_limit : &config.memory_limit) = GIB(1);
+        galloc_pool *pool = pool_new(&config);
         void *p[BLOCKS];
         for (int i = 0; i < BLOCKS; i++) p[i] = get(pool, MIB(5), s);
         galloc_stats stats = stats_of(pool);
-        EXPECT_EQ(stats.pages[0].bytes == stats.reserved.current, limited);
+        EXPECT_EQ(stats.pages[0].bytes == stats.reserved.current, limited > 0);
         for (int i = 0; i < BLOCKS; i++) OK(galloc_free(p[i], s));
         pool_end(pool);
         finish();
