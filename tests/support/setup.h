@@ -234,7 +234,7 @@ static UNUSED void *get_growable(galloc_pool *pool, size_t bytes, size_t max_byt
 
 /* Requests that the pool has no memory for, of each kind. */
 enum { RUN_OUT, RUN_OUT_WITH_ROOM, RUN_OUT_IN_A_CAPTURE, RUN_OUT_IN_A_RESERVE, RUN_OUT_IN_A_GROWTH, RUN_OUT_KINDS };
-static UNUSED void run_out(galloc_pool *pool, int kind, size_t bytes, cudaStream_t stream)
+static UNUSED void ask_in_vain(galloc_pool *pool, int kind, size_t bytes, cudaStream_t stream)
 {
     galloc_request request = {0};
     void *p = NULL, *grows = kind == RUN_OUT_IN_A_GROWTH ? get_growable(pool, 512, bytes, stream) : NULL;

@@ -699,7 +699,7 @@ TEST(running_out_of_any_kind)
     cudaStream_t s = stream_new();
     void *p = get(pool, MIB(40), s);
     for (int kind = 0; kind < RUN_OUT_KINDS; kind++) {
-        run_out(pool, kind, MIB(40), s);
+        ask_in_vain(pool, kind, MIB(40), s);
         value *v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
         EXPECT_EQ(events_named(v, "oom"), kind + 1);
         value_free(v);

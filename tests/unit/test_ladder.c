@@ -2919,7 +2919,7 @@ TEST(the_program_hears_of_requests_of_all_kinds)
             galloc_callbacks callbacks = {counts_calls, counts_rejections, NULL, NULL, calls};
             OK(galloc_pool_set_callbacks(pool, &callbacks));
             void *p = get(pool, MIB(40), s);
-            run_out(pool, kind, MIB(40), s);
+            ask_in_vain(pool, kind, MIB(40), s);
             EXPECT_EQ(calls[0], at_once);
             EXPECT_EQ(calls[1], !at_once);
             OK(galloc_free(p, s));

@@ -308,7 +308,7 @@ TEST(rows_of_all_requests_that_fail)
     const char *row;
     int rows = 0;
     void *p = get(pool, MIB(40), s);
-    for (int kind = 0; kind < RUN_OUT_KINDS; kind++) run_out(pool, kind, MIB(40), s);
+    for (int kind = 0; kind < RUN_OUT_KINDS; kind++) ask_in_vain(pool, kind, MIB(40), s);
     log_begin();
     while ((row = log_next()) != NULL) rows += !strncmp(row, "allocate failure,", 17);
     EXPECT_EQ(rows, RUN_OUT_KINDS);
