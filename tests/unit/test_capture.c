@@ -3129,7 +3129,7 @@ TEST(a_graph_without_memory_of_a_pool_does_not_keep_the_pool)
     finish();
 }
 
-/* What a captured stream frees behind a join of exactly 13 nodes is reused by a stream that the graph orders after it. */
+/* What a captured stream frees behind a join of 13 nodes is reused by a stream that the graph orders after it. */
 TEST(what_is_freed_behind_a_join_of_13_nodes_is_reused_behind_it)
 {
     begin();

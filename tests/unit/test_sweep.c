@@ -552,7 +552,8 @@ static void group(world *w)
     if (group) PROGRAM(OK(galloc_graph_end(group)));
     for (int i = w->count - 1; i >= 0; i--) w_free_on(w, w->held[i], 1);
     lines = log_lines;
-    if (group && !judge(w, galloc_graph_release(group, w->s[1]), lines)) PROGRAM(OK(galloc_graph_release(group, w->s[1])));
+    if (group && !judge(w, galloc_graph_release(group, w->s[1]), lines))
+        PROGRAM(OK(galloc_graph_release(group, w->s[1])));
     for (int i = 0; i < 2; i++) CUDA(cudaGraphDestroy(graph[i]));
     w_free(w, w_get(w, MIB(4), 2));
 }
