@@ -45,6 +45,12 @@ enum { SIM_PACE_RANDOM = -1, /* each CUDA call lets 0..3 operations begin or end
        SIM_PACE_STILL = 0,   /* operations run only in calls that synchronize, and in sim_run */
        SIM_PACE_PROMPT = 1   /* every operation that can run has ended before the next call returns */ };
 
+/* How a device differs from what the options say of all; 0: it does not. */
+typedef struct sim_unlike {
+    size_t memory, granularity;
+    int no_vmm, no_rdma, no_pools; /* 1: the device does not support it; pools are those of cuMemPoolCreate */
+} sim_unlike;
+
 typedef struct sim_options {
     int mode;            /* SIM_LEDGER or SIM_BACKED */
     int devices;         /* 1 .. 16 */
@@ -57,6 +63,7 @@ typedef struct sim_options {
     int lag;             /* an operation begins when so many are queued behind it, or a call waits for it */
     int panic;           /* 1: a call that crashes a real device prints a line and aborts; 0: a finding, error 400 */
     int driver_version;  /* result of cuDriverGetVersion; newer functions have no entry point */
+    sim_unlike unlike[16]; /* by device */
 } sim_options;
 
 sim_options sim_defaults(void); /* ledger, 1 device of 64 GiB, vmm, rdma, seed 1, random pace, no lag, panic */

@@ -179,10 +179,23 @@ sim_options sim_defaults(void) {
     return o;
 }
 
+/* What the device has, with nothing left at "as all". */
+static sim_unlike has_of(const sim_options *o, int device) {
+    sim_unlike u = o->unlike[device];
+    if (!u.memory) u.memory = o->memory;
+    if (!u.granularity) u.granularity = o->granularity;
+    u.no_vmm |= !o->vmm;
+    u.no_rdma |= o->rdma != 1;
+    return u;
+}
+
 static const char *wrong_option(const sim_options *o) {
     if (o->devices < 1 || o->devices > SM_DEVICES) return "devices must be 1 .. 16";
-    if (o->granularity < 4096 || (o->granularity & (o->granularity - 1))) return "granularity must be a power of two";
-    if (o->mode == SIM_BACKED && o->memory > (size_t)1 << 40) return "backed mode is for 1 TiB at most";
+    for (int d = 0; d < o->devices; d++) {
+        const sim_unlike u = has_of(o, d);
+        if (u.granularity < 4096 || (u.granularity & (u.granularity - 1))) return "granularity must be a power of two";
+        if (o->mode == SIM_BACKED && u.memory > (size_t)1 << 40) return "backed mode is for 1 TiB at most";
+    }
     return NULL;
 }
 
@@ -232,7 +245,11 @@ int sm_start(const sim_options *options) {
     sm.opt = *options;
     sm.random = options->seed * 0x9E3779B97F4A7C15u + 0x1234567;
     sm.started = true;
+    sm.granule = SIZE_MAX;
     for (int d = 0; d < SM_DEVICES; d++) {
+        sm.device[d].has = has_of(options, d);
+        if (d < options->devices && sm.granule > sm.device[d].has.granularity)
+            sm.granule = sm.device[d].has.granularity;
         sm.device[d].memfd = -1;
         sm.device[d].primary.device = d;
         sm.device[d].primary.primary = true;

@@ -150,8 +150,9 @@ int sm_attribute(int *value, int attribute, int device) {
     case 18: case 20: case 33: *value = 0; break; /* integrated, compute mode, bus */
     case 75: *value = 9; break;            /* compute capability */
     case 76: *value = 0; break;
-    case 102: *value = sm.opt.vmm != 0; break; /* virtual memory management */
-    case 110: *value = sm.opt.rdma; break; /* pages for RDMA */
+    case 102: *value = !sm.device[device].has.no_vmm; break; /* virtual memory management */
+    case 110: *value = !sm.device[device].has.no_rdma; break; /* pages for RDMA */
+    case 115: *value = !sm.device[device].has.no_pools; break;
     case 104: case 128: *value = 0; break; /* handles for Windows, for fabric */
     default: *value = 1;
     }
@@ -214,7 +215,7 @@ static int get_device(CUdevice *out, int ordinal) { return is_device(ordinal) ? 
 
 static int total_memory(size_t *bytes, CUdevice device) {
     if (!bytes || !is_device(device)) return bytes ? E_DEVICE : E_VALUE;
-    *bytes = sm.opt.memory;
+    *bytes = sm.device[device].has.memory;
     return 0;
 }
 

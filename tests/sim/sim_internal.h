@@ -402,6 +402,7 @@ struct CUctx_st {
 
 typedef struct sm_device {
     struct CUctx_st primary;
+    sim_unlike has;
     size_t used, peak, mapped, rdma;
     int memfd;
     int64_t offset; /* next unused offset in the memfd */
@@ -445,6 +446,7 @@ typedef struct sm_callback {
 
 typedef struct sm_state {
     sim_options opt;
+    size_t granule; /* the least granularity of a device */
     bool started, initialised, exiting;
     bool user;                     /* started without sim_start */
     unsigned long long generation; /* counts calls of sim_start */

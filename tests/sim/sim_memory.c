@@ -185,8 +185,8 @@ static void async_make_room(void);
 
 static sm_handle *handle_new(int device, size_t size) {
     sm_device *d = &sm.device[device];
-    if (size > sm.opt.memory - d->used) async_make_room();
-    if (size > sm.opt.memory - d->used) return NULL;
+    if (size > d->has.memory - d->used) async_make_room();
+    if (size > d->has.memory - d->used) return NULL;
     sm_handle *h = sm_alloc(sizeof *h);
     h->size = size;
     h->device = device;
@@ -289,9 +289,9 @@ sm_mapping *sm_mapping_at(uint64_t address, size_t *left) {
         return NULL;
     }
     if (r->slab) return slab_mapping(r, address, left);
-    size_t granule = (address - r->address) / sm.opt.granularity;
+    size_t granule = (address - r->address) / sm.granule;
     sm_mapping *m = r->whole ? r->whole : r->slot[granule];
-    *left = (m ? m->address + m->handle->size : r->address + (granule + 1) * sm.opt.granularity) - address;
+    *left = (m ? m->address + m->handle->size : r->address + (granule + 1) * sm.granule) - address;
     return m;
 }
 
@@ -315,27 +315,27 @@ int sm_address_range(CUdeviceptr *base, size_t *size, uint64_t address) {
 
 /* ---- cuMem..., the functions ------------------------------------------------------------------------------------ */
 
-static bool is_granular(size_t n) { return n && n % sm.opt.granularity == 0; }
+static bool is_granular(size_t n) { return n && n % sm.granule == 0; }
 
 static sm_region *reserved_at(uint64_t address, size_t size) {
     sm_region *r = sm_region_at(address);
     bool inside = r && r->slot && address + size > address && address + size <= r->address + r->size;
-    return inside && address % sm.opt.granularity == 0 && is_granular(size) ? r : NULL;
+    return inside && address % sm.granule == 0 && is_granular(size) ? r : NULL;
 }
 
 static sm_mapping **slot_of(sm_region *r, uint64_t address) {
-    return &r->slot[(address - r->address) / sm.opt.granularity];
+    return &r->slot[(address - r->address) / sm.granule];
 }
 
 int sm_reserve(CUdeviceptr *out, size_t size, size_t alignment, uint64_t hint) {
     if (!sm.opt.vmm) return E_NOT_SUPPORTED;
     if (!out || !is_granular(size) || (alignment & (alignment - 1))) return E_VALUE;
-    if (alignment < sm.opt.granularity) alignment = sm.opt.granularity;
+    if (alignment < sm.granule) alignment = sm.granule;
     sm_region *r = NULL;
     if (!sm_backed() && hint && hint % alignment == 0 && range_is_free(hint, size)) r = region_new(hint, size);
     else if (size < HIGHEST_ADDRESS) r = region_make(size, alignment);
     if (!r) return E_MEMORY;
-    r->slot = sm_alloc(size / sm.opt.granularity * sizeof *r->slot);
+    r->slot = sm_alloc(size / sm.granule * sizeof *r->slot);
     sm.addresses += size;
     *out = r->address;
     return 0;
@@ -354,21 +354,22 @@ static int check_prop(const CUmemAllocationProp *prop) {
     if (!sm.opt.vmm) return E_NOT_SUPPORTED;
     if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return E_VALUE;
-    if (prop->allocFlags.gpuDirectRDMACapable && sm.opt.rdma != 1) return E_NOT_SUPPORTED;
-    return prop->location.id >= 0 && prop->location.id < sm.opt.devices ? 0 : E_DEVICE;
+    if (prop->location.id < 0 || prop->location.id >= sm.opt.devices) return E_DEVICE;
+    const sim_unlike *has = &sm.device[prop->location.id].has;
+    return has->no_vmm || (prop->allocFlags.gpuDirectRDMACapable && has->no_rdma) ? E_NOT_SUPPORTED : 0;
 }
 
 int sm_granularity(size_t *out, const CUmemAllocationProp *prop) {
     int error = check_prop(prop);
     if (error || !out) return error ? error : E_VALUE;
-    *out = sm.opt.granularity;
+    *out = sm.device[prop->location.id].has.granularity;
     return 0;
 }
 
 int sm_create(CUmemGenericAllocationHandle *out, size_t size, const CUmemAllocationProp *prop) {
     int error = check_prop(prop);
     if (error) return error;
-    if (!out || !is_granular(size)) return E_VALUE;
+    if (!out || !size || size % sm.device[prop->location.id].has.granularity) return E_VALUE;
     sm_handle *h = handle_new(prop->location.id, size);
     if (!h) return E_MEMORY;
     handle_register(h);
@@ -396,11 +397,12 @@ int sm_map(uint64_t address, size_t size, size_t offset, CUmemGenericAllocationH
     sm_region *r = reserved_at(address, size);
     if (!h || !r) return E_VALUE;
     if (offset || size != h->size) return E_NOT_SUPPORTED;
-    for (uint64_t a = address; a < address + size; a += sm.opt.granularity)
+    if (address % sm.device[h->device].has.granularity) return E_VALUE;
+    for (uint64_t a = address; a < address + size; a += sm.granule)
         if (*slot_of(r, a)) return E_VALUE;
     sm_mapping *m = mapping_new(address, h, PROT_NONE);
     if (!m) return E_MEMORY;
-    for (uint64_t a = address; a < address + size; a += sm.opt.granularity) *slot_of(r, a) = m;
+    for (uint64_t a = address; a < address + size; a += sm.granule) *slot_of(r, a) = m;
     r->mapped++;
     return 0;
 }
@@ -426,7 +428,7 @@ int sm_unmap(uint64_t address, size_t size) {
         next = a + m->handle->size;
         check_unused(m);
         CHARGE(unmap_price, m->handle->size, 1);
-        for (uint64_t b = a; b < next; b += sm.opt.granularity) *slot_of(r, b) = NULL;
+        for (uint64_t b = a; b < next; b += sm.granule) *slot_of(r, b) = NULL;
         r->mapped--;
         mapping_drop(m);
     }
@@ -540,7 +542,7 @@ static int malloc_small(sm_context *c, uint64_t *out, size_t bytes) {
 int sm_malloc_block(uint64_t *out, size_t bytes) {
     if (!out || !bytes) return E_VALUE;
     sm_context *c = sm_current();
-    if (bytes > sm.opt.memory) return E_MEMORY;
+    if (bytes > sm.device[c->device].has.memory) return E_MEMORY;
     if (bytes < (size_t)1 << 20) {
         int error = malloc_small(c, out, bytes);
         if (!error) CHARGE(malloc_price, bytes, 1);
@@ -645,7 +647,7 @@ int sm_malloc_async(uint64_t *out, size_t bytes, CUmemoryPool pool, CUstream str
     size_t size = sm_round_up(bytes, SM_PAGE);
     int error = async_stream(stream, &s);
     if (error || !out || !bytes) return error ? error : E_VALUE;
-    if (bytes > sm.opt.memory) return E_MEMORY;
+    if (bytes > sm.device[async_device(s, pool)].has.memory) return E_MEMORY;
     if (s->capture) return malloc_in_capture(out, size, s);
     if (!pool) pool = sm.device[s->context->device].pool;
     sm_region *r = async_reuse(s, size, pool);
@@ -769,6 +771,7 @@ int sm_pool_create(CUmemoryPool *out, const CUmemPoolProps *props) {
         props->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return E_VALUE;
     if (props->location.id < 0 || props->location.id >= sm.opt.devices) return E_DEVICE;
+    if (sm.device[props->location.id].has.no_pools) return E_NOT_SUPPORTED;
     *out = pool_new(props->location.id);
 #if CUDA_VERSION >= 12020
     (*out)->most = props->maxSize;
@@ -894,8 +897,9 @@ bool sm_is_pinned(const void *p, size_t bytes) {
 
 int sm_mem_info(size_t *left, size_t *total) {
     if (!left || !total) return E_VALUE;
-    *total = sm.opt.memory;
-    *left = sm.opt.memory - sm.device[sm_current()->device].used;
+    const sm_device *d = &sm.device[sm_current()->device];
+    *total = d->has.memory;
+    *left = d->has.memory - d->used;
     return 0;
 }
 
@@ -926,7 +930,7 @@ void sm_memory_of_context_dies(sm_context *c) {
 static void region_clear(sm_region *r) {
     for (uint64_t a = r->address; r->slot && r->mapped && a < r->address + r->size;) {
         sm_mapping *m = *slot_of(r, a);
-        a += m ? m->handle->size : sm.opt.granularity;
+        a += m ? m->handle->size : sm.granule;
         if (!m) continue;
         r->mapped--;
         mapping_drop(m);

@@ -229,7 +229,7 @@ static int properties(struct cudaDeviceProp *p, int device) {
     if (device < 0 || device >= sm.opt.devices) return E_DEVICE;
     memset(p, 0, sizeof *p);
     strcpy(p->name, "simulated device");
-    p->totalGlobalMem = sm.opt.memory;
+    p->totalGlobalMem = sm.device[device].has.memory;
     p->sharedMemPerBlock = (size_t)attribute(8, device);
     p->sharedMemPerBlockOptin = (size_t)attribute(97, device);
     p->sharedMemPerMultiprocessor = (size_t)attribute(81, device);

@@ -3160,6 +3160,58 @@ TEST(a_device_may_have_another_granularity)
     OK(cuMemCreate(&handle, 8 * PAGE, &prop, 0));
 }
 
+/* What one device lacks does not limit the others, and pages lie at multiples of their device's granularity. */
+TEST(devices_may_be_unlike)
+{
+    sim_options options = forgiving();
+    options.devices = 3;
+    options.unlike[1] = (sim_unlike){.memory = 8 * PAGE, .granularity = 4 * PAGE, .no_rdma = 1, .no_pools = 1};
+    options.unlike[2] = (sim_unlike){.no_vmm = 1};
+    start_with(options);
+    CUmemoryPool pool = NULL;
+    CUmemPoolProps of = {0};
+    of.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    of.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    for (int device = 0; device < 3; device++) {
+        int unlike = device == 1, vmm = -1, rdma = -1, pools = -1;
+        size_t memory = unlike ? 8 * PAGE : options.memory, left = 0, total = 0, granularity = 0;
+        CUmemAllocationProp prop = on_device(device);
+        CUmemGenericAllocationHandle handle = 0;
+        void *p = NULL;
+        OK(cudaSetDevice(device));
+        OK(cuDeviceTotalMem(&total, device));
+        EXPECT_EQ(total, memory);
+        OK(cudaMemGetInfo(&left, &total));
+        EXPECT_EQ(left, memory);
+        EXPECT_EQ(total, memory);
+        OK(cuDeviceGetAttribute(&vmm, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device));
+        OK(cuDeviceGetAttribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device));
+        OK(cuDeviceGetAttribute(&pools, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, device));
+        EXPECT_EQ(vmm, device != 2);
+        EXPECT_EQ(rdma, !unlike);
+        EXPECT_EQ(pools, !unlike);
+        EXPECT_EQ(cudaMalloc(&p, 9 * PAGE), unlike ? cudaErrorMemoryAllocation : cudaSuccess);
+        if (p) OK(cudaFree(p));
+        of.location.id = device;
+        EXPECT_EQ(cuMemPoolCreate(&pool, &of), unlike ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS);
+        if (!unlike) OK(cuMemPoolDestroy(pool));
+        CUresult result = cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+        EXPECT_EQ(result, vmm ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED);
+        if (!vmm) continue;
+        EXPECT_EQ(granularity, unlike ? 4 * PAGE : PAGE);
+        EXPECT_EQ(cuMemCreate(&handle, PAGE, &prop, 0), unlike ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS);
+        if (!unlike) OK(cuMemRelease(handle));
+        prop.allocFlags.gpuDirectRDMACapable = 1;
+        EXPECT_EQ(cuMemCreate(&handle, 4 * PAGE, &prop, 0), unlike ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS);
+        if (!unlike) OK(cuMemRelease(handle));
+    }
+    char *p = addresses(16 * PAGE);
+    p += 4 * PAGE - (uintptr_t)p % (4 * PAGE);
+    CUmemGenericAllocationHandle handle = page_of(1, 4 * PAGE);
+    EXPECT_EQ(cuMemMap(address_of(p) + PAGE, 4 * PAGE, 0, handle, 0), CUDA_ERROR_INVALID_VALUE);
+    OK(cuMemMap(address_of(p), 4 * PAGE, 0, handle, 0));
+}
+
 TEST(part_of_a_handle_cannot_be_mapped)
 {
     start();
