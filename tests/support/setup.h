@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -273,6 +274,24 @@ static UNUSED void expect_healthy(galloc_pool *pool, int alone)
     if (alone) EXPECT_EQ(s.reserved.current, sim_physical(0));
 }
 
+/* The equations above galloc_report. */
+static UNUSED void expect_sums(const galloc_report *r)
+{
+    size_t streams = r->more_stranded;
+    for (int i = 0; i < GALLOC_REPORT_STREAMS; i++) {
+        streams += r->streams[i].bytes;
+        if (i) EXPECT(r->streams[i].bytes <= r->streams[i - 1].bytes);
+    }
+    EXPECT_EQ(r->live + r->rounding + r->cached, r->held);
+    EXPECT_EQ(r->usable + r->stranded + r->graph_bytes + r->quarantined + r->busy, r->cached);
+    EXPECT_EQ(streams, r->stranded);
+    EXPECT(r->usable_in_pages <= r->usable && r->in_slots <= r->usable && r->largest_usable <= r->usable - r->in_slots);
+    EXPECT(r->held + r->room == r->limit || (r->held > r->limit && !r->room));
+    EXPECT(r->largest_possible >= r->largest_usable);
+    if (r->device_known && r->outside)
+        EXPECT_EQ(r->held + r->others_held + r->outside + r->device_free, r->device_total);
+}
+
 /* Spoils each word in turn that the check compares: it says so, and nothing any more once the word is right again. */
 static UNUSED void expect_the_check_sees_all(galloc_pool *pool)
 {
@@ -322,6 +341,27 @@ static UNUSED long fail_nth(int host, const char *function, int nth, int on)
 static UNUSED int has_failed(int host, const char *function, long calls)
 {
     return host ? sim_failed_mallocs() > 0 : function ? sim_calls(function) >= calls : sim_failed() > 0;
+}
+
+/* ---- files ------------------------------------------------------------------------------------------------------- */
+
+static UNUSED size_t bytes_in(const char *name)
+{
+    struct stat is;
+    return stat(name, &is) ? 0 : (size_t)is.st_size;
+}
+
+/* What is in the file; the caller frees it. */
+static UNUSED char *text_in(const char *name)
+{
+    size_t n = bytes_in(name);
+    char *text = calloc(1, n + 1);
+    FILE *file = fopen(name, "rb");
+    if (file) {
+        EXPECT_EQ(fread(text, 1, n, file), n);
+        fclose(file);
+    }
+    return text;
 }
 
 /* ---- random numbers, equal on every machine ---------------------------------------------------------------------- */

@@ -61,7 +61,7 @@ static const value *value_of(const value *v, const char *key)
     return NULL;
 }
 
-static uint64_t number_of(const value *v, const char *key)
+static UNUSED uint64_t number_of(const value *v, const char *key)
 {
     v = value_of(v, key);
     return v && v->type == 'n' ? v->number : UINT64_MAX;

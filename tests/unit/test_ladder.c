@@ -14,24 +14,6 @@ static galloc_report report_of_failure(void)
     return report;
 }
 
-/* The equations above galloc_report. */
-static void expect_sums(const galloc_report *r)
-{
-    size_t streams = r->more_stranded;
-    for (int i = 0; i < GALLOC_REPORT_STREAMS; i++) {
-        streams += r->streams[i].bytes;
-        if (i) EXPECT(r->streams[i].bytes <= r->streams[i - 1].bytes);
-    }
-    EXPECT_EQ(r->live + r->rounding + r->cached, r->held);
-    EXPECT_EQ(r->usable + r->stranded + r->graph_bytes + r->quarantined + r->busy, r->cached);
-    EXPECT_EQ(streams, r->stranded);
-    EXPECT(r->usable_in_pages <= r->usable && r->in_slots <= r->usable && r->largest_usable <= r->usable - r->in_slots);
-    EXPECT(r->held + r->room == r->limit || (r->held > r->limit && !r->room));
-    EXPECT(r->largest_possible >= r->largest_usable);
-    if (r->device_known && r->outside)
-        EXPECT_EQ(r->held + r->others_held + r->outside + r->device_free, r->device_total);
-}
-
 static void expect_refused(galloc_pool *pool, size_t bytes, cudaStream_t stream)
 {
     void *ptr = pool;

@@ -10,7 +10,6 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 
 #define HEAD "Thread,Time,Action,Pointer,Size,Stream,Pool,More\n"
 
@@ -35,25 +34,6 @@ static void log_ends(void)
     unsetenv("GALLOC_CONF");
     unlink(path);
     EXPECT_EQ(rmdir(folder), 0);
-}
-
-static size_t bytes_in(const char *name)
-{
-    struct stat is;
-    return stat(name, &is) ? 0 : (size_t)is.st_size;
-}
-
-/* What is in the file; the caller frees it. */
-static char *text_in(const char *name)
-{
-    size_t n = bytes_in(name);
-    char *text = calloc(1, n + 1);
-    FILE *file = fopen(name, "rb");
-    if (file) {
-        EXPECT_EQ(fread(text, 1, n, file), n);
-        fclose(file);
-    }
-    return text;
 }
 
 static size_t rows_in(const char *name)
