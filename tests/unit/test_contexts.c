@@ -58,6 +58,22 @@ enum { BESIDE, NEXT_DEVICE, PLACES };
 
 static CUcontext context_at(int place) { return place == BESIDE ? context_new(0) : primary(1); }
 
+/* Devices that differ in all that galloc asks of one. */
+enum { UNLIKE = 4 };
+static const sim_unlike unlike[UNLIKE] = {{.memory = MIB(256), .granularity = MIB(2)},
+                                          {.memory = MIB(128), .granularity = MIB(8), .no_pools = 1},
+                                          {.memory = MIB(512), .granularity = MIB(4), .no_rdma = 1},
+                                          {.memory = MIB(64), .granularity = MIB(2), .no_vmm = 1}};
+
+static void begin_unlike(int pace)
+{
+    sim_options options = sim_defaults();
+    options.devices = UNLIKE;
+    options.pace = pace;
+    memcpy(options.unlike, unlike, sizeof unlike);
+    begin_with(options);
+}
+
 static void reset(int device)
 {
     OK(cudaSetDevice(device));
@@ -2050,6 +2066,63 @@ TEST(addresses_of_any_device_come_back_in_another_pool)
         pool_end(pool);
         pool_end(old);
         finish();
+    }
+}
+
+/* Makes the primary context of a device current, or another one of the device after those, or none. */
+static void enter_nth(int n)
+{
+    enter(NULL);
+    if (n < UNLIKE) (void)primary(n);
+    else if (n < 2 * UNLIKE) enter(context_new(n % UNLIKE));
+}
+
+/* A pool has the page size, the memory and the abilities of its own device, whichever context is current. */
+TEST(a_pool_goes_by_its_device_in_any_context)
+{
+    for (int device = 0; device < UNLIKE; device++) {
+        for (int now = 0; now <= 2 * UNLIKE; now++) {
+            const sim_unlike *own = &unlike[device];
+            begin_unlike(SIM_PACE_PROMPT);
+            CUcontext home = primary(device);
+            cudaStream_t s = stream_new();
+            galloc_config config = config_of("per_process_memory_fraction:0.5,gpu_direct_rdma:True", device);
+            galloc_pool *pool = NULL, *before = pool_of("", (device + 1) % UNLIKE);
+            galloc_report report;
+            void *p, *q = NULL;
+            enter_nth(now);
+            CUcontext here = current();
+            pool = pool_new(&config);
+            OK(galloc_pool_config(pool, &config));
+            EXPECT_EQ(config.device, device);
+            EXPECT_EQ(config.expandable_segments, !own->no_vmm);
+            EXPECT_EQ(config.gpu_direct_rdma, !own->no_vmm && !own->no_rdma);
+            p = get(pool, 1, s);
+            EXPECT_EQ(stats_of(pool).reserved.current, own->granularity);
+            EXPECT_EQ(sim_physical(device), own->granularity);
+            EXPECT_EQ(sim_rdma(device), config.gpu_direct_rdma ? own->granularity : 0);
+            EXPECT_EQ(galloc_pool_malloc(pool, &q, own->memory / 2 + 1, s), cudaErrorMemoryAllocation);
+            OK(galloc_oom_report(&report));
+            EXPECT_EQ(report.device, device);
+            EXPECT_EQ(report.device_total, own->memory);
+            EXPECT_EQ(report.device_free, own->memory - own->granularity);
+            EXPECT_EQ(report.limit, own->memory / 2);
+            enter(home);
+            put(s, p, 1, 1);
+            enter(here);
+            OK(galloc_free(p, s));
+            pool_end(pool);
+            config.backend = GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
+            cudaError_t error = galloc_pool_create(&pool, &config);
+            EXPECT_EQ(error, own->no_pools ? cudaErrorNotSupported : cudaSuccess);
+            if (!error) p = get(pool, MIB(2), s);
+            if (!error) EXPECT_EQ(sim_physical(device), MIB(2));
+            if (!error) OK(galloc_free(p, s));
+            if (!error) pool_end(pool);
+            if (here) EXPECT(current() == here);
+            pool_end(before);
+            finish();
+        }
     }
 }
 
