@@ -3115,6 +3115,7 @@ typedef struct gai_collector {
     uint64_t sampled;  /* samples taken so far */
     uint64_t aged;     /* pages not used since then, counted in frees, have been collected for their age */
     uint64_t rest;     /* above gc_threshold nothing is collected before this free */
+    int behind;        /* a stream has another GAI_EVENTS pending events: the next look queries them */
     uint64_t patience; /* so many frees it rests */
     uint64_t ns;       /* the time when `patience` was changed last */
     size_t collected;  /* bytes collected above gc_threshold since `ns` */
@@ -7300,6 +7301,13 @@ static int gai_stream_wants_event(galloc_pool *pool, gai_stream *stream, const g
     return stream->unmarked && gai_stream_is_ripe(pool, stream) && !gai_stream_skips(pool, stream);
 }
 
+/* Events of a stream have piled up, since no call needed memory and so none queried them: the next free does. [lock] */
+static void gai_pool_look(galloc_pool *pool)
+{
+    pool->collector.behind = 1;
+    pool->collector.look = 0;
+}
+
 /* Records an error after which the pool's context or the driver is unusable. A sticky error may be that of another
    context, whose stream or event took part in the call: so the pool's context is asked. */
 static void gai_pool_note(galloc_pool *pool, CUresult result)
@@ -7433,6 +7441,7 @@ static CUresult gai_stream_record(galloc_pool *pool, gai_stream *stream, CUstrea
         if (!result) {
             gai_event_publish(stream, event);
             pool->stats.marks++;
+            if (stream->events && stream->events % GAI_EVENTS == 0) gai_pool_look(pool);
             return CUDA_SUCCESS;
         }
         event->next = stream->idle;
@@ -9825,7 +9834,8 @@ static void gai_pool_tend(galloc_pool *pool)
     gai_lock_on(&pool->lock);
     gai_collector_stride(pool, now);
     due = gai_pool_aged(pool, now) > pool->collector.aged || gai_pool_excess(pool);
-    due = due || gai_pool_is_crowded(pool);
+    due = due || gai_pool_is_crowded(pool) || pool->collector.behind;
+    pool->collector.behind = 0;
     gai_lock_off(&pool->lock);
     if (due && !gai_load(&pool->broken) && gai_lock_try(&pool->paging)) gai_pool_collect_due(pool);
     gai_pool_unpin(pool);
@@ -14342,7 +14352,7 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
 {
     gai_job job;
     gai_block *block;
-    int watched, recorded, checked = 0;
+    int watched, due, checked = 0;
     gai_thread.caller = GAI_RETURN_ADDRESS();
     gai_stack_note(pool);
     memset(&job, 0, sizeof job);
@@ -14370,12 +14380,10 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
     if (pool->config.debug && !job.error) gai_stream_settle(pool, job.params.stream, &job.site);
     gai_lock_on(&pool->lock);
     if (block) GAI_TELL(pool, gai_block_tell_size(pool, ptr));
-    recorded = job.params.stream->asked;
     gai_stream_release(pool, job.params.stream, &job.site);
-    /* A block that shrinks and grows again and again has an event recorded each time, and no call that polls. */
-    recorded = recorded && job.params.stream->events && job.params.stream->events % GAI_EVENTS == 0;
+    due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
-    if (recorded) gai_pool_try_poll(pool);
+    if (due) gai_pool_tend(pool);
     if (pool->config.debug) gai_guards_tend(pool);
     return block ? job.error : gai_pointer_refused(pool, ptr);
 }

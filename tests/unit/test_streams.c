@@ -1532,6 +1532,32 @@ TEST(stream_states_do_not_pile_up_while_a_pool_serves_all_from_its_cache)
     }
 }
 
+/* Nor do events while the pool serves all from free memory: of recorded uses, of frees on other streams, of blocks with
+   room. */
+TEST(events_do_not_pile_up_while_a_pool_serves_all_from_free_memory)
+{
+    for (int way = 0; way < 4; way++) {
+        sim_options options = sim_defaults();
+        options.pace = SIM_PACE_PROMPT;
+        begin_with(options);
+        cudaStream_t t = stream_new(), u = stream_new(), both[2] = {t, u};
+        galloc_pool *pool = pool_new(NULL);
+        void *ballast = get(pool, MIB(64), t), *kept = get(pool, 4096, way < 3 ? u : t);
+        OK(galloc_free(ballast, t));
+        for (int i = 0; i < 6000; i++) {
+            void *p = way < 3 ? get(pool, 4096, t) : get_growable(pool, 4096, 8192, t);
+            if (way == 0) OK(galloc_record_stream(p, u));
+            if (way == 1) OK(galloc_free_after(p, both, 2));
+            else OK(galloc_free(p, way == 2 ? u : t));
+        }
+        EXPECT(sim_calls("cuEventCreate") <= 300);
+        OK(galloc_free(kept, way < 3 ? u : t));
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* Nor where all blocks are one lasting stream's, whose calls take the short path: other streams only use them. */
 TEST(stream_states_do_not_pile_up_where_streams_use_blocks_of_another)
 {
