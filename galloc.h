@@ -3218,6 +3218,7 @@ typedef struct gai_guards {
     size_t next;       /* where the search for an unused check begins */
     gai_block *oldest, *newest; /* linked by next_bin; `age` is the stack of the free */
     size_t kept, kept_bytes, kept_live;
+    uint64_t left_streams; /* pool->streams_made when kept blocks last became those of unknown streams */
 } gai_guards;
 
 #define GAI_STREAM_INDEX 64
@@ -7686,6 +7687,22 @@ static int gai_stream_is_idle(const gai_stream *stream)
            !(stream->capture && stream->capture->rest == stream);
 }
 
+/* Now and then blocks in quarantine whose marks are complete become those of unknown streams, since nothing else would
+   keep the states of streams that have ended. [lock] */
+static void gai_kept_leave_streams(galloc_pool *pool)
+{
+    gai_block *block;
+    if (pool->streams_made - pool->guards.left_streams <= GAI_STREAMS_KEPT) return;
+    pool->guards.left_streams = pool->streams_made;
+    for (block = pool->guards.oldest; block; block = block->next_bin) {
+        gai_marks_prune(pool, &block->marks);
+        if (block->marks) continue;
+        gai_set_relaxed(&block->stream->blocks, block->stream->blocks - 1);
+        block->stream = gai_pool_unknown_streams(pool);
+        gai_set_relaxed(&block->stream->blocks, block->stream->blocks + 1);
+    }
+}
+
 /* Forgets idle stream states: those of retired streams, and any while there are more than GAI_STREAMS_KEPT. [paging] */
 static void gai_pool_sweep_streams(galloc_pool *pool)
 {
@@ -7693,6 +7710,7 @@ static void gai_pool_sweep_streams(galloc_pool *pool)
     GALLOC_ASSERT(GAI_HELD(pool->paging));
     gai_lock_on(&pool->lock);
     pool->streams_swept = pool->streams_made;
+    gai_kept_leave_streams(pool);
     for (stream = pool->streams; stream; stream = next) {
         next = stream->next;
         if (!gai_stream_is_idle(stream) || (!stream->retired && pool->stream_count <= GAI_STREAMS_KEPT)) continue;

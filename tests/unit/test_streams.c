@@ -1532,6 +1532,33 @@ TEST(stream_states_do_not_pile_up_while_a_pool_serves_all_from_its_cache)
     }
 }
 
+/* Nor where their blocks stay in quarantine. */
+TEST(stream_states_do_not_pile_up_behind_a_quarantine)
+{
+    for (int retires = 0; retires < 2; retires++) {
+        sim_options options = sim_defaults();
+        options.pace = SIM_PACE_PROMPT;
+        begin_with(options);
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, "debug:quarantine", NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t t = stream_new();
+        size_t most = 0;
+        OK(galloc_free(get(pool, MIB(256), t), t));
+        for (int i = 0; i < 4000; i++) {
+            cudaStream_t s = stream_new();
+            OK(galloc_free(get_used(pool, 512, s, 1), s));
+            if (retires) OK(galloc_stream_retire(s));
+            stream_end(s);
+            if (inside_streams(pool) > most) most = inside_streams(pool);
+        }
+        EXPECT(most <= (retires ? 2 * inside_streams_kept() + 8 : 1100));
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* Nor do events while the pool serves all from free memory: of recorded uses, of frees on other streams, of blocks with
    room. */
 TEST(events_do_not_pile_up_while_a_pool_serves_all_from_free_memory)
