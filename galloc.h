@@ -264,23 +264,24 @@
   >>pages         create, map and unmap pages               >>callbacks     on_map, on_unmap
   >>fixed         cudaMalloc segments                       >>release       give spare pages back
   >>parking       whole free pages kept out of the bins     >>rounding      sizes of requests
-  >>users         calls that are in a pool; handles         >>collection    gc_threshold, gc_age
-  >>guards        debug: guards, poison, their checks       >>search        the free block for a request
-  >>behind        what a growing block can grow into        >>waits         waits queued between streams
-  >>planner       where pages move                          >>supply        carry a plan out; create pages
-  >>ladder        steps when memory runs out                >>devicewait    wait for devices and contexts
-  >>borrow        idle memory of other pools; gai_ladder    >>outofmemory   the report of a refused request
-  >>job           one request from search to answer         >>alloc         allocation
-  >>free          galloc_free                               >>several       frees after several streams
-  >>resize        galloc_resize                             >>graphs        groups of graphs
-  >>configuration GALLOC_CONF                               >>idle          settings without effect
-  >>log           log lines and their repetition            >>report        the report in words
-  >>check         the heap walk: every invariant            >>torch         like:pytorch
-  >>backends      cudaMalloc, cudaMallocAsync               >>pooled        strategy:pooled
-  >>heuristic     strategy:heuristic                        >>pools         a pool begins
-  >>poolend       trim; a pool ends                         >>snapshot      galloc_snapshot
-  >>snapshotfile  files of it; what is live                 >>defaultpools  default pools; address to pool
-  >>threadcache   the fast path; ends of threads            >>public        the public functions */
+  >>kept          blocks that debug:quarantine keeps        >>users         calls that are in a pool; handles
+  >>collection    gc_threshold, gc_age                      >>guards        debug: guards, poison, their checks
+  >>search        the free block for a request              >>behind        what a growing block can grow into
+  >>waits         waits queued between streams              >>planner       where pages move
+  >>supply        carry a plan out; create pages            >>ladder        steps when memory runs out
+  >>devicewait    wait for devices and contexts             >>borrow        idle memory of other pools; gai_ladder
+  >>outofmemory   the report of a refused request           >>job           one request from search to answer
+  >>alloc         allocation                                >>free          galloc_free
+  >>several       frees after several streams               >>resize        galloc_resize
+  >>graphs        groups of graphs                          >>configuration GALLOC_CONF
+  >>idle          settings without effect                   >>log           log lines and their repetition
+  >>report        the report in words                       >>check         the heap walk: every invariant
+  >>torch         like:pytorch                              >>backends      cudaMalloc, cudaMallocAsync
+  >>pooled        strategy:pooled                           >>heuristic     strategy:heuristic
+  >>pools         a pool begins                             >>poolend       trim; a pool ends
+  >>snapshot      galloc_snapshot                           >>snapshotfile  files of it; what is live
+  >>defaultpools  default pools; address to pool            >>threadcache   the fast path; ends of threads
+  >>public        the public functions */
 
 #ifndef GALLOC_H
 #define GALLOC_H
@@ -9431,30 +9432,6 @@ static void gai_pool_retry(galloc_pool *pool)
     gai_batch_undo(pool, &batch);
 }
 
-static int gai_segment_is_used(const gai_segment *segment)
-{
-    const gai_block *block = segment->first;
-    while (block && block->kind != GAI_USED) block = block->next;
-    return block != NULL;
-}
-
-/* Ends the lost segments that have no used block. */
-static void gai_pool_sweep_lost(galloc_pool *pool)
-{
-    gai_segment *segment, *next;
-    gai_lock_on(&pool->lock);
-    for (segment = pool->lost ? pool->segments : NULL; segment; segment = next) {
-        next = segment->next;
-        if (!segment->lost || gai_segment_is_used(segment) || !segment->whole->page->current) continue;
-        gai_segment_hide(pool, segment);
-        gai_stat_page_gone(pool, segment->whole->page, 0, 1);
-        gai_slab_give(&pool->pages, segment->whole->page);
-        gai_slab_give(&pool->mappings, segment->whole);
-        gai_segment_end(pool, segment);
-    }
-    gai_lock_off(&pool->lock);
-}
-
 /* Turns a used block, which carries all its marks, into a free block and counts the free. [lock] */
 static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
 {
@@ -9501,6 +9478,94 @@ static void gai_pool_choose_rounding(galloc_pool *pool)
     pool->special = pool->variant.route;
     if (pool->oversize) pool->special = GAI_ROUTE_LONG;
     else if (!pool->special && pool->plain != SIZE_MAX) pool->special = GAI_ROUTE_ROUNDED;
+}
+
+/* ==== KEPT ======================================================================================================== */
+/* >>kept */
+
+/* The quarantine of the setting `debug`: a list of freed blocks that stay used ones to the rest of the pool. They have
+   the marks of their free. [lock] Calls marks, parking. */
+
+/* Takes a freed block, which has the marks of its free, into the quarantine. [lock] */
+static void gai_block_keep(galloc_pool *pool, gai_block *block)
+{
+    gai_guards *guards = &pool->guards;
+    block->next_bin = NULL;
+    if (guards->newest) guards->newest->next_bin = block;
+    else guards->oldest = block;
+    guards->newest = block;
+    guards->kept++;
+    guards->kept_bytes += block->bytes;
+    guards->kept_live += (size_t)block->requested;
+    pool->marks.promised -= GAI_FREE_MARKS;
+}
+
+/* Takes the oldest block out of the quarantine. Marks are promised to it again; *can: and there are such marks, so that
+   the lock may be released before it is freed. [lock] */
+static gai_block *gai_kept_pop(galloc_pool *pool, int *can)
+{
+    gai_guards *guards = &pool->guards;
+    gai_block *block = guards->oldest;
+    GALLOC_ASSERT(GAI_HELD(pool->lock));
+    *can = gai_slab_need(&pool->marks, GAI_FREE_MARKS);
+    pool->marks.promised += GAI_FREE_MARKS;
+    guards->oldest = block->next_bin;
+    if (!guards->oldest) guards->newest = NULL;
+    guards->kept--;
+    guards->kept_bytes -= block->bytes;
+    guards->kept_live -= (size_t)block->requested;
+    return block;
+}
+
+/* Frees all blocks in quarantine, unchecked. [lock] */
+static void gai_kept_free_all(galloc_pool *pool)
+{
+    int can;
+    while (pool->guards.kept) {
+        pool->stats.unchecked++;
+        gai_block_put(pool, gai_kept_pop(pool, &can));
+    }
+}
+
+/* Frees the blocks in quarantine whose memory is lost, unchecked. [lock] */
+static void gai_kept_free_lost(galloc_pool *pool)
+{
+    int can;
+    size_t n;
+    for (n = pool->lost ? pool->guards.kept : 0; n > 0; n--) {
+        gai_block *block = gai_kept_pop(pool, &can);
+        if (block->segment->lost) {
+            pool->stats.unchecked++;
+            gai_block_put(pool, block);
+        } else {
+            gai_block_keep(pool, block);
+        }
+    }
+}
+
+static int gai_segment_is_used(const gai_segment *segment)
+{
+    const gai_block *block = segment->first;
+    while (block && block->kind != GAI_USED) block = block->next;
+    return block != NULL;
+}
+
+/* Ends the lost segments that have no used block, once the quarantine has left them. */
+static void gai_pool_sweep_lost(galloc_pool *pool)
+{
+    gai_segment *segment, *next;
+    gai_lock_on(&pool->lock);
+    gai_kept_free_lost(pool);
+    for (segment = pool->lost ? pool->segments : NULL; segment; segment = next) {
+        next = segment->next;
+        if (!segment->lost || gai_segment_is_used(segment) || !segment->whole->page->current) continue;
+        gai_segment_hide(pool, segment);
+        gai_stat_page_gone(pool, segment->whole->page, 0, 1);
+        gai_slab_give(&pool->pages, segment->whole->page);
+        gai_slab_give(&pool->mappings, segment->whole);
+        gai_segment_end(pool, segment);
+    }
+    gai_lock_off(&pool->lock);
 }
 
 /* ==== USERS ======================================================================================================= */
@@ -10043,50 +10108,6 @@ static void gai_block_watch(galloc_pool *pool, gai_block *block, const gai_site 
     gai_block_record_guard(pool, block, site);
     gai_lock_off(&pool->lock);
     if (result) gai_pool_note(pool, result);
-}
-
-/* ---- the quarantine ---- */
-
-/* Takes a freed block, which has the marks of its free, into the quarantine. [lock] */
-static void gai_block_keep(galloc_pool *pool, gai_block *block)
-{
-    gai_guards *guards = &pool->guards;
-    block->age = gai_thread.stack;
-    block->next_bin = NULL;
-    if (guards->newest) guards->newest->next_bin = block;
-    else guards->oldest = block;
-    guards->newest = block;
-    guards->kept++;
-    guards->kept_bytes += block->bytes;
-    guards->kept_live += (size_t)block->requested;
-    pool->marks.promised -= GAI_FREE_MARKS;
-}
-
-/* Takes the oldest block out of the quarantine. Marks are promised to it again; *can: and there are such marks, so that
-   the lock may be released before it is freed. [lock] */
-static gai_block *gai_kept_pop(galloc_pool *pool, int *can)
-{
-    gai_guards *guards = &pool->guards;
-    gai_block *block = guards->oldest;
-    GALLOC_ASSERT(GAI_HELD(pool->lock));
-    *can = gai_slab_need(&pool->marks, GAI_FREE_MARKS);
-    pool->marks.promised += GAI_FREE_MARKS;
-    guards->oldest = block->next_bin;
-    if (!guards->oldest) guards->newest = NULL;
-    guards->kept--;
-    guards->kept_bytes -= block->bytes;
-    guards->kept_live -= (size_t)block->requested;
-    return block;
-}
-
-/* Frees all blocks in quarantine, unchecked. [lock] */
-static void gai_kept_free_all(galloc_pool *pool)
-{
-    int can;
-    while (pool->guards.kept) {
-        pool->stats.unchecked++;
-        gai_block_put(pool, gai_kept_pop(pool, &can));
-    }
 }
 
 /* ---- checks ---- */
@@ -13871,6 +13892,7 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
     gai_block_stamp(pool, block, marks);
     gai_block_stamp(pool, block, uses);
     if (block->tag & GAI_TO_KEEP) {
+        block->age = gai_thread.stack;
         gai_block_keep(pool, block);
         return;
     }

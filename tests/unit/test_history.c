@@ -446,6 +446,36 @@ TEST(memory_that_a_reset_took)
     finish();
 }
 
+/* Blocks in quarantine go with the memory that a reset took, before its addresses come back: the segment is gone in the
+   history, too, and counts no more. */
+TEST(memory_of_a_quarantine_that_a_reset_took)
+{
+    galloc_config config = config_fixed();
+    OK(galloc_config_parse(&config, "history:1000,debug:quarantine", NULL, 0));
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(&config);
+    void *used = get(pool, MIB(64), s);
+    char *p = get(pool, 3000000, s), *q;
+    OK(galloc_free(p, s));
+    OK(cudaDeviceReset());
+    s = stream_new();
+    q = get(pool, 3000000, s);
+    EXPECT_EQ(stats_of(pool).unchecked, 1);
+    (void)check_history(pool, 1);
+    OK(galloc_free(q, s));
+    OK(galloc_free(get(pool, MIB(32), s), s));
+    EXPECT_EQ(stats_of(pool).unchecked, 1); /* memory that is there stays in quarantine */
+    OK(galloc_free(used, s));
+    OK(galloc_free(get(pool, MIB(128), s), s));
+    EXPECT_EQ(stats_of(pool).reserved.current, sim_physical(0));
+    OK(galloc_pool_trim(pool, 0, NULL));
+    (void)check_history(pool, 1);
+    stream_end(s);
+    pool_end(pool);
+    finish();
+}
+
 /* ---- single entries ---------------------------------------------------------------------------------------------- */
 
 TEST(an_allocation_and_its_free)
