@@ -515,6 +515,28 @@ TEST(default_streams_of_two_contexts_are_two_streams)
     }
 }
 
+/* They are two streams to the driver, too: it allocates and frees on that of the current context. */
+TEST(the_driver_has_default_streams_of_two_contexts)
+{
+    for (int per_thread = 0; per_thread < 2; per_thread++) {
+        for (int turn = 0; turn < 2; turn++) {
+            begin_devices(1, SIM_PACE_STILL);
+            CUcontext own = primary(0), other = context_new(0);
+            galloc_pool *pool = pool_of("backend:cudaMallocAsync", 0);
+            cudaStream_t zero = per_thread ? cudaStreamPerThread : cudaStreamLegacy;
+            for (int i = 0; i < 6; i++) {
+                enter((turn + i) % 2 ? other : own);
+                void *p = get_used(pool, MIB(2), zero, 1);
+                OK(galloc_free(p, zero));
+            }
+            EXPECT_EQ(sim_pending() > 0, 1);
+            EXPECT_EQ(sim_calls("cuMemAllocFromPoolAsync"), 6);
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
 /* A stream frees a block of another device. What it allocates next is memory of its own device all the same. */
 TEST(a_free_of_another_devices_block_leads_no_allocation_there)
 {
