@@ -1922,6 +1922,48 @@ TEST(the_report_leaves_pools_of_other_devices_out)
     }
 }
 
+/* Where memory lacks, other pools of the device give back what they do not use; those of other devices keep it. */
+TEST(pools_of_other_devices_give_nothing_back)
+{
+    enum { DEVICES = 3 };
+    for (int lacks = 0; lacks < 2 * DEVICES; lacks++) {
+        int device = lacks % DEVICES;
+        sim_options options = sim_defaults();
+        options.devices = DEVICES;
+        options.pace = SIM_PACE_PROMPT;
+        for (int d = 0; d < DEVICES; d++) options.unlike[d].memory = MIB(64) + MIB(16) * (size_t)d;
+        begin_with(options);
+        galloc_config config = galloc_config_default();
+        galloc_pool *idle[DEVICES];
+        cudaStream_t s[DEVICES];
+        if (lacks >= DEVICES) config.device_limit = MIB(48);
+        size_t most = lacks >= DEVICES ? MIB(48) : options.unlike[device].memory;
+        for (int d = 0; d < DEVICES; d++) {
+            OK(cudaSetDevice(d));
+            s[d] = stream_new();
+            config.device = d;
+            idle[d] = pool_new(&config);
+            OK(galloc_free(get(idle[d], MIB(32), s[d]), s[d]));
+        }
+        config.device = device;
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, most, s[device]); /* the device's other pool gives all of it */
+        expect_refused(pool, 512, s[device]);
+        for (int d = 0; d < DEVICES; d++) EXPECT_EQ(stats_of(idle[d]).reserved.current, d == device ? 0 : MIB(32));
+        pool_end(idle[device]);
+        expect_refused(pool, 512, s[device]);
+        galloc_report r = report_of_failure();
+        EXPECT(left_out(&r, "use idle memory of other pools", "there is no other pool"));
+        EXPECT_EQ(r.limit, most);
+        EXPECT_EQ(r.device_total, options.unlike[device].memory);
+        OK(galloc_free(p, s[device]));
+        pool_end(pool);
+        for (int d = 0; d < DEVICES; d++)
+            if (d != device) pool_end(idle[d]);
+        finish();
+    }
+}
+
 TEST(the_report_knows_the_device_and_other_pools)
 {
     galloc_config config = config_limit(SIZE_MAX);

@@ -584,6 +584,44 @@ TEST(devices_have_limits_of_their_own)
     finish();
 }
 
+/* What the pools of one device hold leaves the limits of fifteen others as they are. */
+TEST(each_of_sixteen_devices_has_its_own_limit)
+{
+    enum { DEVICES = 16 };
+    begin_with_devices(DEVICES, SIM_PACE_PROMPT);
+    galloc_pool *pool[DEVICES], *other[DEVICES];
+    cudaStream_t s[DEVICES];
+    void *p[DEVICES];
+    galloc_config config = galloc_config_default();
+    for (int d = 0; d < DEVICES; d++) {
+        OK(cudaSetDevice(d));
+        s[d] = stream_new();
+        config.device = d;
+        config.device_limit = SIZE_MAX;
+        other[d] = pool_new(&config);
+        config.device_limit = MIB(2) * (size_t)(DEVICES - d);
+        pool[d] = pool_new(&config);
+        p[d] = get(other[d], config.device_limit, s[d]);
+    }
+    for (int d = 0; d < DEVICES; d++) {
+        galloc_report report;
+        expect_no_memory(pool[d], 512, s[d]);
+        OK(galloc_oom_report(&report));
+        EXPECT_EQ(report.device, d);
+        EXPECT_EQ(report.limit, MIB(2) * (size_t)(DEVICES - d));
+        EXPECT_EQ(report.others_held, report.limit);
+        pool_end(pool[d]);
+        OK(galloc_free(get(other[d], MIB(2), s[d]), s[d])); /* the limit was that pool's */
+        EXPECT_EQ(galloc_pool_check(other[d]), 0);
+    }
+    for (int d = 0; d < DEVICES; d++) {
+        OK(galloc_free(p[d], s[d]));
+        pool_end(other[d]);
+    }
+    OK(cudaSetDevice(0));
+    finish();
+}
+
 /* What the driver refuses, and what it would not take back, is counted as what it is. */
 TEST(a_failure_gives_back_what_it_took_of_the_limit)
 {
