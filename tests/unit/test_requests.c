@@ -18,7 +18,9 @@ enum {
     ROOM_IS_MEMORY = 1, /* so a block with room has the memory to grow */
     NO_RESERVE = 2,
     NOT_ASKED = 4, /* on_oom can ask for no attempt, and is not called */
-    CONTENTS = 8   /* guards and poison are compared, so the device has memory */
+    CONTENTS = 8,  /* guards and poison are compared, so the device has memory */
+    NOT_REUSED = 16, /* by captured streams */
+    BOUNDED = 32     /* waits are, so nobody waits for what has no event */
 };
 
 static const struct settings {
@@ -29,25 +31,25 @@ static const struct settings {
     {"expandable_segments:False", ROOM_IS_MEMORY},
     {"strategy:pooled", 0},
     {"strategy:heuristic", 0},
-    {"like:pytorch", ROOM_IS_MEMORY},
-    {"like:pytorch,expandable_segments:True", 0},
+    {"like:pytorch", ROOM_IS_MEMORY | NOT_REUSED},
+    {"like:pytorch,expandable_segments:True", NOT_REUSED},
     {"debug:guards", CONTENTS},
     {"debug:guards+poison+quarantine", CONTENTS},
     {"debug:guards+quarantine,debug_sample:100", CONTENTS},
     {"stats:exact", 0},
     {"gc_threshold:0.5,gc_age:1ms", 0},
-    {"reuse:none", 0},
-    {"wait_limit_ms:0", 0},
-    {"wait_limit_ms:10", 0},
+    {"reuse:none", NOT_REUSED},
+    {"wait_limit_ms:0", BOUNDED},
+    {"wait_limit_ms:10", BOUNDED},
     {"max_retries:0", NOT_ASKED},
     {"overhead:0,growth:2M,lane_bytes:0", 0},
-    {"backend:cudaMalloc", ROOM_IS_MEMORY | NO_RESERVE},
-    {"backend:cudaMallocAsync", ROOM_IS_MEMORY | NO_RESERVE},
+    {"backend:cudaMalloc", ROOM_IS_MEMORY | NO_RESERVE | NOT_REUSED},
+    {"backend:cudaMallocAsync", ROOM_IS_MEMORY | NO_RESERVE | NOT_REUSED},
 };
 
-/* ---- a pool of 64 MiB, 40 of which are in use -------------------------------------------------------------------- */
+/* ---- a pool of 64 MiB, 36 of which are in use -------------------------------------------------------------------- */
 
-enum { LIMIT = 64 << 20, HELD = 40 << 20, ASKED = 40 << 20 };
+enum { LIMIT = 64 << 20, HELD = 36 << 20, ASKED = 40 << 20 };
 
 static const struct bound {
     const char *setting, *cause;
@@ -60,6 +62,8 @@ static const struct bound {
     {"log:debug", ": out of memory", GIB(1), GIB(1) - LIMIT},
 };
 
+static char folder[64]; /* of the files */
+
 typedef struct world {
     const struct settings *settings;
     const struct bound *bound;
@@ -67,7 +71,7 @@ typedef struct world {
     cudaStream_t s, captured;
     void *held, *grows, *outside;
     size_t written; /* of what is held */
-    char folder[64], file[100], log[100];
+    char file[100], log[100];
     int oom, rejects;
     galloc_report last; /* of their arguments */
 } world;
@@ -110,6 +114,12 @@ static size_t failed_rows(const world *w)
     return texts_in(w->log, ",allocate failure,");
 }
 
+static size_t allocations(const world *w)
+{
+    OK(galloc_annotate("now"));
+    return texts_in(w->log, ",allocate,0x");
+}
+
 static size_t failed_events(const world *w)
 {
     value *v = snapshot(w->pool, GALLOC_SNAPSHOT_JSON);
@@ -130,10 +140,8 @@ static void world_begin(world *w, const struct settings *settings, const struct 
     memset(w, 0, sizeof *w);
     w->settings = settings;
     w->bound = bound;
-    strcpy(w->folder, "/tmp/galloc_requests.XXXXXX");
-    EXPECT(mkdtemp(w->folder));
-    snprintf(w->file, sizeof w->file, "%s/out.json", w->folder);
-    snprintf(w->log, sizeof w->log, "%s/log.csv", w->folder);
+    snprintf(w->file, sizeof w->file, "%s/out.json", folder);
+    snprintf(w->log, sizeof w->log, "%s/log.csv", folder);
     snprintf(conf, sizeof conf, "%s%s%s%s,history:1000,trace:%s,snapshot_on_oom:%s", settings->text,
              *settings->text ? "," : "", bound->setting, more, w->log, w->file);
     setenv("GALLOC_CONF", conf, 1);
@@ -159,7 +167,6 @@ static void world_end(world *w)
     unsetenv("GALLOC_CONF");
     unlink(w->file);
     unlink(w->log);
-    EXPECT_EQ(rmdir(w->folder), 0);
     finish();
 }
 
@@ -167,8 +174,6 @@ static void world_end(world *w)
 static cudaError_t request(world *w, int kind, size_t bytes, void **p)
 {
     galloc_request r = {0};
-    cudaGraph_t graph = NULL;
-    cudaError_t error;
     r.bytes = bytes;
     r.stream = w->s;
     r.pool = w->pool;
@@ -181,15 +186,18 @@ static cudaError_t request(world *w, int kind, size_t bytes, void **p)
     case ROOM: return galloc_malloc_growable(p, bytes, bytes + MIB(2), w->s);
     case RESERVE: return galloc_pool_reserve(w->pool, bytes);
     case GROWTH: return galloc_resize(w->grows, bytes, w->s);
-    case CAPTURED:
-        OK(cudaStreamBeginCapture(w->captured, cudaStreamCaptureModeThreadLocal));
-        error = galloc_malloc(p, bytes, w->captured);
-        OK(cudaStreamEndCapture(w->captured, &graph));
-        EXPECT(graph != NULL);
-        OK(cudaGraphDestroy(graph));
-        return error;
+    case CAPTURED: return galloc_malloc(p, bytes, w->captured);
     default: return galloc_alloc(p, &r);
     }
+}
+
+/* The capture is valid, and its graph goes at once. */
+static void capture_end(cudaStream_t stream)
+{
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamEndCapture(stream, &graph));
+    EXPECT(graph != NULL);
+    OK(cudaGraphDestroy(graph));
 }
 
 static int applies(int kind, const struct settings *settings)
@@ -212,7 +220,9 @@ static void expect_refused(world *w, int kind, size_t bytes, const char *cause, 
     rows = failed_rows(w);
     events = failed_events(w);
     before = stats_of(w->pool);
+    if (kind == CAPTURED) OK(cudaStreamBeginCapture(w->captured, cudaStreamCaptureModeThreadLocal));
     EXPECT_EQ(request(w, kind, bytes, &p), cudaErrorMemoryAllocation);
+    if (kind == CAPTURED) capture_end(w->captured);
     now = stats_of(w->pool);
     EXPECT(kind == RESERVE || kind == GROWTH ? p == w : !p);
     OK(cudaPeekAtLastError());
@@ -248,23 +258,29 @@ static void expect_refused(world *w, int kind, size_t bytes, const char *cause, 
     if (w->grows) OK(galloc_free(w->grows, w->s));
 }
 
-/* Calls it for each kind of request with all settings, under each of the first n bounds. */
-static void for_each_kind(void (*check)(world *w, int kind), size_t n, const char *more)
+/* Calls it for each kind of request with all settings, under each of the first n bounds; or, also where that takes
+   long, under one of them. */
+static void for_each_kind(void (*check)(world *w, int kind), size_t n, int one, const char *more)
 {
     world w;
+    strcpy(folder, "/tmp/galloc_requests.XXXXXX");
+    EXPECT(mkdtemp(folder));
     for (size_t i = 0; i < sizeof all_settings / sizeof *all_settings * n; i++) {
+        const struct settings *settings = &all_settings[i / n];
+        const struct bound *bound = &bounds[i % n];
         for (int kind = 0; kind < KINDS; kind++) {
-            const struct settings *settings = &all_settings[i / n];
             long failures = test_failures;
-            if (!applies(kind, settings)) continue;
-            world_begin(&w, settings, &bounds[i % n], more);
+            int chosen = (i / n + (size_t)kind) % n == i % n;
+            if (!applies(kind, settings) || (!chosen && (one || settings->how & CONTENTS))) continue;
+            world_begin(&w, settings, bound, more);
             check(&w, kind);
             world_end(&w);
             if (test_failures == failures) continue;
-            printf("    %s of \"%s\", \"%s\"\n    %s\n", names[kind], settings->text, bounds[i % n].setting,
+            printf("    %d: %s of \"%s\", \"%s\"\n    %s\n", kind, names[kind], settings->text, bound->setting,
                    galloc_last_message());
         }
     }
+    EXPECT_EQ(rmdir(folder), 0);
 }
 
 static void run_out(world *w, int kind) { expect_refused(w, kind, ASKED, w->bound->cause, 0); }
@@ -274,10 +290,10 @@ static void ask_for_too_much(world *w, int kind)
 }
 
 /* The one limit that refuses is named, on_oom is asked, and the file is written. */
-TEST(a_refusal_is_told_of_alike_for_each_kind_of_request) { for_each_kind(run_out, 5, ""); }
+TEST(a_refusal_is_told_of_alike_for_each_kind_of_request) { for_each_kind(run_out, 5, 0, ""); }
 
 /* on_reject hears of it, and there is no file. */
-TEST(a_request_beyond_all_that_a_pool_may_hold_is_told_of_alike) { for_each_kind(ask_for_too_much, 4, ""); }
+TEST(a_request_beyond_all_that_a_pool_may_hold_is_told_of_alike) { for_each_kind(ask_for_too_much, 4, 0, ""); }
 
 static void fail_at_once(world *w, int kind)
 {
@@ -287,6 +303,118 @@ static void fail_at_once(world *w, int kind)
 }
 
 /* Likewise with throw_on_cudamalloc_oom. */
-TEST(a_request_that_fails_at_once_is_told_of_alike) { for_each_kind(fail_at_once, 4, ",throw_on_cudamalloc_oom:True"); }
+TEST(a_request_that_fails_at_once_is_told_of_alike)
+{
+    for_each_kind(fail_at_once, 4, 0, ",throw_on_cudamalloc_oom:True");
+}
+
+/* ---- served ------------------------------------------------------------------------------------------------------ */
+
+enum { PIECE = 20 << 20 }; /* two do not fit beside what is held */
+
+/* What is free before a request for a piece, which so is served. */
+enum way { NEW_PAGES, FREED, FREED_AND_DONE, FREED_ELSEWHERE, TWO_HALVES, OF_ANOTHER_POOL, FREED_BY_ON_OOM, WAYS };
+
+static const char *const ways[WAYS] = {"new pages",  "freed", "freed elsewhere, done", "freed elsewhere",
+                                       "two halves", "of another pool", "freed by on_oom"};
+
+static void *to_free[2]; /* by on_oom, one at each call */
+
+static int free_when_asked(const galloc_report *report, void *user)
+{
+    world *w = user;
+    (void)on_oom(report, user);
+    OK(galloc_free(to_free[w->oom - 1], w->s));
+    return 1;
+}
+
+/* `t`: another stream that the pool knows. */
+static void prepare(world *w, int way, cudaStream_t t, galloc_pool *other)
+{
+    galloc_callbacks callbacks = {free_when_asked, on_reject, NULL, NULL, w};
+    cudaStream_t s = way == FREED_AND_DONE || way == FREED_ELSEWHERE ? t : w->s;
+    galloc_pool *pool = way == OF_ANOTHER_POOL ? other : w->pool;
+    if (way == FREED_BY_ON_OOM) OK(galloc_pool_set_callbacks(pool, &callbacks));
+    if (way == FREED_BY_ON_OOM || way == TWO_HALVES) {
+        for (int i = 0; i < 2; i++) to_free[i] = get_used(pool, PIECE / 2, s, 3);
+        for (int i = 0; i < 2 && way == TWO_HALVES; i++) OK(galloc_free(to_free[i], s));
+    } else if (way != NEW_PAGES) {
+        OK(galloc_free(get_used(pool, PIECE, s, 3), s));
+    }
+    if (way == FREED_AND_DONE) OK(cudaDeviceSynchronize());
+}
+
+static void expect_served(world *w, int kind, int way)
+{
+    cudaStream_t t = stream_new(), on = kind == CAPTURED ? w->captured : w->s;
+    galloc_pool *other = pool_new(NULL);
+    galloc_report r;
+    galloc_stats now, before;
+    size_t rows;
+    void *p = NULL;
+    int is_block = kind != RESERVE && kind != GROWTH;
+    w->grows = kind == GROWTH ? get_growable(w->pool, 512, PIECE, w->s) : NULL;
+    OK(galloc_free(get(w->pool, 512, t), t));
+    prepare(w, way, t, other);
+    EXPECT_EQ(galloc_malloc(NULL, 512, w->s), cudaErrorInvalidValue); /* so there is no report of an earlier failure */
+    rows = allocations(w);
+    before = stats_of(w->pool);
+    if (kind == CAPTURED) OK(cudaStreamBeginCapture(on, cudaStreamCaptureModeThreadLocal));
+    OK(request(w, kind, PIECE, &p));
+    now = stats_of(w->pool);
+    OK(cudaPeekAtLastError());
+    EXPECT_EQ(w->oom, way == FREED_BY_ON_OOM ? 2 : 0);
+    EXPECT_EQ(w->rejects, 0);
+    EXPECT_EQ(now.failures, before.failures);
+    EXPECT_EQ(now.rejections, 0);
+    EXPECT_EQ(now.mallocs - before.mallocs, is_block);
+    EXPECT_EQ(now.blocks.total - before.blocks.total, is_block);
+    EXPECT(now.reserved.peak <= LIMIT);
+    EXPECT_EQ(failed_rows(w) + failed_events(w), 0);
+    EXPECT_EQ(bytes_in(w->file), 0);
+    EXPECT_EQ(galloc_oom_report(&r), cudaErrorNotReady);
+    EXPECT_EQ(galloc_pool_check(w->pool), 0);
+    if (kind == GROWTH) p = w->grows;
+    if (p) {
+        galloc_pointer info = info_of(p);
+        EXPECT(info.base == p && info.pool == w->pool && info.state == GALLOC_STATE_USED);
+        EXPECT_EQ(info.requested, PIECE);
+        EXPECT(info.usable >= PIECE && info.room >= info.usable);
+        EXPECT(kind != ROOM || info.room >= PIECE + MIB(2));
+        EXPECT_EQ(info.tag, kind == TAGGED ? 7 : 0);
+        EXPECT_EQ((uintptr_t)p % (kind == ALIGNED ? MIB(4) : 512), 0);
+        EXPECT_EQ(info.capture_id != 0, kind == CAPTURED);
+        EXPECT_EQ(allocations(w), rows + 1);
+        put(on, p, PIECE, 4);
+        OK(galloc_free(p, on));
+    }
+    EXPECT_EQ(stats_of(w->pool).live.current, now.live.current - (p ? PIECE : 0));
+    if (kind == CAPTURED) capture_end(on);
+    look(w->s, w->held, w->written, 1);
+    OK(galloc_free(get_used(w->pool, 512, w->s, 2), w->s));
+    pool_end(other);
+    stream_end(t);
+}
+
+static int the_way;
+static void serve(world *w, int kind)
+{
+    int usable = the_way == NEW_PAGES || (the_way == FREED_AND_DONE && !(w->settings->how & NOT_REUSED));
+    if (kind == CAPTURED && !usable) return;
+    if (the_way == OF_ANOTHER_POOL && w->settings->how & BOUNDED) return;
+    if (the_way == FREED_BY_ON_OOM && w->settings->how & NOT_ASKED) return;
+    expect_served(w, kind, the_way);
+}
+
+/* From free memory, after a wait, after pages have moved or gone back, or after on_oom has freed twice: it leaves no
+   trace of a shortage, and nothing that was there has changed. */
+TEST(a_request_that_is_served_is_told_of_alike)
+{
+    for (the_way = 0; the_way < WAYS; the_way++) {
+        long failures = test_failures;
+        for_each_kind(serve, 5, 1, "");
+        if (test_failures != failures) printf("    %s\n", ways[the_way]);
+    }
+}
 
 TEST_MAIN()
