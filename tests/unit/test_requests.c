@@ -62,8 +62,6 @@ static const struct bound {
     {"log:debug", ": out of memory", GIB(1), GIB(1) - LIMIT},
 };
 
-static char folder[64]; /* of the files */
-
 typedef struct world {
     const struct settings *settings;
     const struct bound *bound;
@@ -71,7 +69,7 @@ typedef struct world {
     cudaStream_t s, captured;
     void *held, *grows, *outside;
     size_t written; /* of what is held */
-    char file[100], log[100];
+    char folder[64], file[100], log[100];
     int oom, rejects;
     galloc_report last; /* of their arguments */
 } world;
@@ -140,8 +138,10 @@ static void world_begin(world *w, const struct settings *settings, const struct 
     memset(w, 0, sizeof *w);
     w->settings = settings;
     w->bound = bound;
-    snprintf(w->file, sizeof w->file, "%s/out.json", folder);
-    snprintf(w->log, sizeof w->log, "%s/log.csv", folder);
+    strcpy(w->folder, "/tmp/galloc_requests.XXXXXX");
+    EXPECT(mkdtemp(w->folder));
+    snprintf(w->file, sizeof w->file, "%s/out.json", w->folder);
+    snprintf(w->log, sizeof w->log, "%s/log.csv", w->folder);
     snprintf(conf, sizeof conf, "%s%s%s%s,history:1000,trace:%s,snapshot_on_oom:%s", settings->text,
              *settings->text ? "," : "", bound->setting, more, w->log, w->file);
     setenv("GALLOC_CONF", conf, 1);
@@ -167,6 +167,7 @@ static void world_end(world *w)
     unsetenv("GALLOC_CONF");
     unlink(w->file);
     unlink(w->log);
+    EXPECT_EQ(rmdir(w->folder), 0);
     finish();
 }
 
@@ -263,8 +264,6 @@ static void expect_refused(world *w, int kind, size_t bytes, const char *cause, 
 static void for_each_kind(void (*check)(world *w, int kind), size_t n, int one, const char *more)
 {
     world w;
-    strcpy(folder, "/tmp/galloc_requests.XXXXXX");
-    EXPECT(mkdtemp(folder));
     for (size_t i = 0; i < sizeof all_settings / sizeof *all_settings * n; i++) {
         const struct settings *settings = &all_settings[i / n];
         const struct bound *bound = &bounds[i % n];
@@ -280,7 +279,6 @@ static void for_each_kind(void (*check)(world *w, int kind), size_t n, int one, 
                    galloc_last_message());
         }
     }
-    EXPECT_EQ(rmdir(folder), 0);
 }
 
 static void run_out(world *w, int kind) { expect_refused(w, kind, ASKED, w->bound->cause, 0); }
@@ -417,5 +415,47 @@ TEST(a_request_waits_for_another_stream) { serve_all(FREED_ELSEWHERE); }
 TEST(a_request_gets_two_pieces_as_one) { serve_all(TWO_HALVES); }
 TEST(a_request_gets_what_another_pool_does_not_use) { serve_all(OF_ANOTHER_POOL); }
 TEST(a_request_gets_what_on_oom_frees_twice) { serve_all(FREED_BY_ON_OOM); }
+
+/* ---- growth without addresses ------------------------------------------------------------------------------------ */
+
+/* That is no shortage: nobody is asked, and no row tells of it. A captured stream cannot grow any block. */
+TEST(a_block_that_cannot_grow_is_as_before)
+{
+    for (int captured = 0; captured < 2; captured++) {
+        for (size_t i = 0; i < sizeof all_settings / sizeof *all_settings; i++) {
+            world w;
+            galloc_report r;
+            world_begin(&w, &all_settings[i], &bounds[0], "");
+            void *p = get(w.pool, MIB(1), w.s), *q = get(w.pool, MIB(1), w.s), *low = p < q ? p : q;
+            put(w.s, low, MIB(1), 3);
+            EXPECT_EQ(galloc_malloc(NULL, 512, w.s), cudaErrorInvalidValue);
+            size_t rows = allocations(&w);
+            galloc_stats before = stats_of(w.pool);
+            galloc_pointer as = info_of(low), is;
+            if (captured) OK(cudaStreamBeginCapture(w.captured, cudaStreamCaptureModeThreadLocal));
+            EXPECT_EQ(galloc_resize(low, MIB(4), captured ? w.captured : w.s), cudaErrorNotSupported);
+            if (captured) capture_end(w.captured);
+            galloc_stats now = stats_of(w.pool);
+            OK(cudaPeekAtLastError());
+            EXPECT(!strncmp(galloc_last_message(), "galloc_resize: ", 15));
+            EXPECT(strstr(log_text, galloc_last_message()));
+            EXPECT_EQ(w.oom + w.rejects, 0);
+            EXPECT_EQ(galloc_oom_report(&r), cudaErrorNotReady);
+            EXPECT(!memcmp(&now.live, &before.live, sizeof now.live));
+            EXPECT(!memcmp(&now.blocks, &before.blocks, sizeof now.blocks));
+            EXPECT_EQ(now.reserved.current, before.reserved.current);
+            EXPECT_EQ(now.mallocs + now.frees + now.failures, before.mallocs + before.frees + before.failures);
+            EXPECT_EQ(allocations(&w), rows);
+            EXPECT_EQ(failed_rows(&w) + failed_events(&w) + bytes_in(w.file), 0);
+            is = info_of(low);
+            EXPECT(!memcmp(&is, &as, sizeof is));
+            look(w.s, low, MIB(1), 3);
+            look(w.s, w.held, w.written, 1);
+            OK(galloc_free(p, w.s));
+            OK(galloc_free(q, w.s));
+            world_end(&w);
+        }
+    }
+}
 
 TEST_MAIN()
