@@ -669,6 +669,33 @@ TEST(per_thread_streams_of_two_devices_in_one_capture_are_two)
     }
 }
 
+/* A new group without a pool is of the default pool of its stream's device, which need not be the current one. */
+TEST(a_group_is_of_its_streams_device)
+{
+    for (int device = 0; device < 3; device++) {
+        begin_devices(3, SIM_PACE_RANDOM);
+        cudaStream_t s = stream_in(primary(device));
+        cudaGraph_t graph = NULL;
+        galloc_graph *group = NULL;
+        galloc_pool *pool = NULL;
+        void *p = NULL;
+        (void)primary((device + 1) % 3);
+        OK(galloc_pool_default(&pool, device));
+        OK(galloc_graph_begin(&group, NULL, s));
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        OK(galloc_malloc(&p, MIB(4), s));
+        EXPECT(info_of(p).pool == pool);
+        OK(galloc_free(p, s));
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(galloc_graph_end(group));
+        OK(galloc_graph_begin(&group, pool, s));
+        OK(galloc_graph_end(group));
+        OK(cudaGraphDestroy(graph));
+        OK(galloc_graph_release(group, s));
+        finish();
+    }
+}
+
 typedef struct joining {
     galloc_pool *pool;
     cudaEvent_t fork, done;
@@ -2066,6 +2093,33 @@ TEST(pinned_memory_of_a_context_that_was_reset_is_not_given_back)
     }
     pool_end(pool);
     finish();
+}
+
+/* Nor is that of another context, once that has ended: the address may be the program's. */
+TEST(pinned_memory_of_another_context_ends_with_that)
+{
+    enum { N = 16 };
+    for (int place = 0; place < PLACES; place++) {
+        begin_devices(2, SIM_PACE_STILL);
+        CUcontext own = primary(0), other = context_at(place);
+        galloc_pool *pool = pool_of("", 0);
+        cudaStream_t t = stream_in(other);
+        void *mine[N];
+        enter(own);
+        OK(galloc_free(get(pool, MIB(4), stream_in(own)), t));
+        sim_fail("cuMemFreeHost", 1, 0, 999);
+        EXPECT_EQ(galloc_pool_trim(pool, 0, NULL), cudaErrorUnknown);
+        sim_fail_clear();
+        if (place == BESIDE) OK(cuCtxDestroy(other));
+        else reset(1);
+        enter(own);
+        for (int i = 0; i < N; i++) OK(cudaMallocHost(&mine[i], 512));
+        OK(galloc_free(get(pool, MIB(8), NULL), NULL));
+        OK(galloc_pool_trim(pool, 0, NULL));
+        for (int i = 0; i < N; i++) OK(cudaFreeHost(mine[i]));
+        pool_end(pool);
+        finish();
+    }
 }
 
 /* The driver gives addresses out again to another pool: the old block counts no more, on any device. */

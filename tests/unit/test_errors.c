@@ -987,6 +987,57 @@ TEST(a_context_is_let_go_by_who_fails)
     finish();
 }
 
+static void expect_told(const char *of_device, int device)
+{
+    char text[100];
+    snprintf(text, sizeof text, of_device, device);
+    EXPECT(strstr(galloc_last_message(), text) != NULL);
+}
+
+/* A message names the device of the pool that it is about, whichever is current. */
+TEST(messages_name_the_device_of_the_pool)
+{
+    for (int device = 0; device < 3; device++) {
+        begin_with_devices(3, SIM_PACE_PROMPT);
+        galloc_config config = galloc_config_default();
+        cudaGraph_t graph = NULL;
+        CUcontext context = NULL;
+        void *p, *q = NULL;
+        OK(cudaSetDevice(device));
+        cudaStream_t s = stream_new();
+        OK(cuCtxGetCurrent(&context));
+        OK(cudaSetDevice((device + 1) % 3));
+        config.device = device;
+        galloc_pool *pool = pool_new(&config);
+        p = get(pool, 1000, s);
+        FAILS(galloc_pool_malloc(pool, &q, GIB(65), s), cudaErrorMemoryAllocation);
+        expect_told("out of memory: asked for 69793218560 bytes on device %d;", device);
+        FAILS(galloc_pool_destroy(pool), cudaErrorNotPermitted);
+        expect_told("blocks of the pool of device %d are in use", device);
+        OK(galloc_free(p, s));
+        OK(galloc_pool_trim(pool, 0, NULL));
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        OK(galloc_free(get(pool, 1000, s), s));
+        OK(cudaStreamEndCapture(s, &graph));
+        FAILS(galloc_pool_destroy(pool), cudaErrorNotPermitted);
+        expect_told("bytes of the pool of device %d: destroy", device);
+        OK(cudaGraphDestroy(graph));
+        p = get(pool, 1000, s);
+        OK(galloc_free(p, s));
+        sim_fail("cuMemUnmap", 1, 1, cudaErrorUnknown);
+        FAILS(galloc_pool_destroy(pool), cudaErrorUnknown);
+        expect_told("the pool of device %d still holds", device);
+        sim_fail_clear();
+        sim_context_fail(context, cudaErrorIllegalAddress);
+        for (int i = 0; i < 2; i++) FAILS(galloc_pool_reserve(pool, MIB(20)), cudaErrorIllegalAddress);
+        expect_told("the pool of device %d refuses requests after", device);
+        OK(cudaSetDevice(device));
+        OK(cudaDeviceReset());
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* A stream that the pool has not seen, and a driver that does not tell its context: that is the driver's error. */
 TEST(a_context_that_is_not_told_is_an_error_of_the_driver)
 {
