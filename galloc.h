@@ -5574,8 +5574,12 @@ static void gai_trace_freed(galloc_pool *pool, const gai_block *block, const gai
 GAI_APART
 static void gai_trace_resized(galloc_pool *pool, const gai_block *block, size_t bytes, const gai_stream *stream)
 {
-    gai_trace_row(pool, "free", block->addr, (size_t)block->requested, gai_trace_stream(stream), "resize");
-    gai_trace_row(pool, "allocate", block->addr, bytes, gai_trace_stream(stream), "resize");
+    char text[GAI_TRACE_WORDS] = "";
+    gai_string words = {text, sizeof text};
+    gai_print(&words, " resize");
+    gai_trace_streams(&words, "recorded", block->recorded_uses); /* the bytes cut off are theirs, too */
+    gai_trace_row(pool, "free", block->addr, (size_t)block->requested, gai_trace_stream(stream), " resize");
+    gai_trace_row(pool, "allocate", block->addr, bytes, gai_trace_stream(stream), text);
 }
 
 /* ==== TAKE ======================================================================================================== */
@@ -7303,7 +7307,8 @@ static int gai_stream_wants_event(galloc_pool *pool, gai_stream *stream, const g
     return stream->unmarked && gai_stream_is_ripe(pool, stream) && !gai_stream_skips(pool, stream);
 }
 
-/* Events of a stream have piled up, since no call needed memory and so none queried them: the next free does. [lock] */
+/* Requested events of a stream have piled up, since no call needed memory and so none queried them: the next free does.
+   [lock] */
 static void gai_pool_look(galloc_pool *pool)
 {
     pool->collector.behind = 1;
@@ -7425,6 +7430,7 @@ static CUresult gai_stream_record(galloc_pool *pool, gai_stream *stream, CUstrea
     CUresult result;
     gai_event *event;
     size_t unmarked;
+    int asked = stream->asked;
     event = gai_event_get(pool, stream, &result);
     if (event) {
         if (retire) gai_cache_shut(&stream->cache); /* it may have been opened while the lock was free */
@@ -7443,7 +7449,7 @@ static CUresult gai_stream_record(galloc_pool *pool, gai_stream *stream, CUstrea
         if (!result) {
             gai_event_publish(stream, event);
             pool->stats.marks++;
-            if (stream->events && stream->events % GAI_EVENTS == 0) gai_pool_look(pool);
+            if (asked && stream->events && stream->events % GAI_EVENTS == 0) gai_pool_look(pool);
             return CUDA_SUCCESS;
         }
         event->next = stream->idle;

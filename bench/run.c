@@ -26,6 +26,7 @@ typedef struct block {
     uint64_t bytes;
     uint64_t tag;    /* of what was written into it */
     uint32_t stream; /* that it was allocated, or resized, for */
+    uint32_t recorded; /* trace.more[recorded] names the streams that were recorded for it so far */
 } block;
 
 /* One replay: a device, a pool, some passes. */
@@ -176,6 +177,7 @@ static int replay_alloc(run *r, const trace_op *op, double *spent)
     if (timed_apart(r)) *spent += now_ns() - start;
     b->bytes = op->bytes;
     b->stream = op->stream;
+    b->recorded = 0;
     if (error == cudaErrorMemoryAllocation) {
         r->oom++;
         return RUN_OK;
@@ -199,23 +201,45 @@ static cudaError_t last_use(const run *r, const block *b, uint32_t freeing)
     return r->o->verify ? device_check(stream, b->ptr, b->bytes, b->tag) : device_use(stream, b->ptr, b->bytes);
 }
 
-/* Frees after the streams that galloc's log names, in the order of the call: the last one is that of the row. */
-static cudaError_t free_as(const run *r, void *ptr, const trace_more *more, cudaStream_t stream)
+/* Does a row say that the stream was recorded? */
+static bool names_recorded(const run *r, const trace_more *more, uint32_t stream)
 {
+    uint32_t i = 0;
+    while (i < more->recorded && r->t->named[more->named + more->after + i] != stream) i++;
+    return i < more->recorded;
+}
+
+/* Records the streams that a row of galloc's log names and the row before about this block did not. */
+static cudaError_t record_named(const run *r, block *b, const trace_op *op)
+{
+    const allocator *a = r->o->allocator;
+    const trace_more *more = more_of(r, op);
+    cudaError_t error = cudaSuccess;
+    if (!more || !more->recorded || !a->free_after) return cudaSuccess;
+    for (uint32_t i = more->recorded; i > 0 && !error; i--) {
+        uint32_t stream = r->t->named[more->named + more->after + i - 1];
+        if (!names_recorded(r, &r->t->more[b->recorded], stream)) error = a->record(b->ptr, r->stream[stream]);
+    }
+    b->recorded = op->more;
+    return error;
+}
+
+/* Frees after the streams that galloc's log names, in the order of the call: the last one is that of the row. */
+static cudaError_t free_as(const run *r, block *b, const trace_op *op, cudaStream_t stream)
+{
+    const trace_more *more = op ? more_of(r, op) : NULL;
     const allocator *a = r->o->allocator;
     const uint32_t *named = more ? &r->t->named[more->named] : NULL;
     cudaStream_t streams[TRACE_NAMED_IN_A_ROW];
-    cudaError_t error = cudaSuccess;
-    if (!more || !a->free_after) return a->free(ptr, stream);
-    for (uint32_t i = more->recorded; i > 0 && !error; i--)
-        error = a->record(ptr, r->stream[named[more->after + i - 1]]);
-    if (error || !more->after) return error ? error : a->free(ptr, stream);
+    cudaError_t error = op ? record_named(r, b, op) : cudaSuccess;
+    if (error || !more || !a->free_after || !more->after) return error ? error : a->free(b->ptr, stream);
     for (uint32_t i = 0; i < more->after; i++) streams[i] = r->stream[named[more->after - 1 - i]];
     streams[more->after] = stream;
-    return a->free_after(ptr, streams, (int)more->after + 1);
+    return a->free_after(b->ptr, streams, (int)more->after + 1);
 }
 
-static int replay_free(run *r, block *b, uint32_t freeing, const trace_more *more, double *spent)
+/* op: the row; NULL: there is none. */
+static int replay_free(run *r, block *b, uint32_t freeing, const trace_op *op, double *spent)
 {
     cudaError_t error = cudaSuccess;
     double start = 0;
@@ -226,7 +250,7 @@ static int replay_free(run *r, block *b, uint32_t freeing, const trace_more *mor
         if (!device_idle(r->stream[freeing])) r->unfinished++;
     }
     if (timed_apart(r)) start = now_ns();
-    error = free_as(r, b->ptr, more, r->stream[freeing]);
+    error = free_as(r, b, op, r->stream[freeing]);
     if (timed_apart(r)) *spent += now_ns() - start;
     b->ptr = NULL;
     r->live -= b->bytes;
@@ -263,7 +287,8 @@ static int replay_resize(run *r, const trace_op *op, double *spent)
     if (works(r)) error = last_use(r, b, op->stream);
     if (error) return failed(r, "a launch", error);
     start = timed_apart(r) ? now_ns() : 0;
-    error = r->o->allocator->resize(b->ptr, op->bytes, stream);
+    error = record_named(r, b, op);
+    if (!error) error = r->o->allocator->resize(b->ptr, op->bytes, stream);
     if (timed_apart(r)) *spent += now_ns() - start;
     if (error == cudaErrorNotSupported) return replay_copy(r, op, spent);
     if (error == cudaErrorMemoryAllocation) {
@@ -286,7 +311,7 @@ static int replay_op(run *r, const trace_op *op, double *spent)
     const trace_more *more = more_of(r, op);
     bool resizes = more && more->resize;
     if (op->bytes) return resizes ? replay_resize(r, op, spent) : replay_alloc(r, op, spent);
-    return resizes ? RUN_OK : replay_free(r, &r->block[op->slot], freed_on(r, op), more, spent);
+    return resizes ? RUN_OK : replay_free(r, &r->block[op->slot], freed_on(r, op), op, spent);
 }
 
 static int replay_here(void *user)

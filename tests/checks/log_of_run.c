@@ -54,12 +54,14 @@ static void allocate(int i, cudaStream_t on)
     ok(galloc_alloc(&block[i], &request));
 }
 
+static void record(int i) { ok(galloc_record_stream(block[i], stream[roll(STREAMS)])); }
+
 static void release(int i)
 {
     cudaStream_t streams[3];
     int n = 1 + (int)roll(3);
     for (int k = 0; k < 3; k++) streams[k] = stream[roll(STREAMS)];
-    if (!roll(5)) ok(galloc_record_stream(block[i], stream[roll(STREAMS)]));
+    if (!roll(5)) record(i);
     ok(roll(3) ? galloc_free(block[i], streams[0]) : galloc_free_after(block[i], streams, n));
     block[i] = NULL;
 }
@@ -70,6 +72,7 @@ static void resize(int i)
     size_t bytes = some_bytes();
     if (bytes > room[i]) bytes = room[i];
     if (!growable[i]) room[i] = bytes;
+    if (!roll(5)) record(i);
     ok(galloc_resize(block[i], bytes, stream[roll(STREAMS)]));
 }
 

@@ -198,6 +198,35 @@ TEST(a_resize_is_two_rows_at_one_address)
     finish();
 }
 
+/* So a replay records them before the resize, too, whose bytes cut off they may use. */
+TEST(a_resize_names_the_streams_recorded_before)
+{
+    begin();
+    log_to("log.csv");
+    galloc_pool *pool = pool_new(NULL);
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    unsigned long long i = stream_id(s), j = stream_id(t), k = stream_id(u);
+    void *p = get(pool, 9000, s);
+    OK(galloc_record_stream(p, t));
+    OK(galloc_resize(p, 5000, s));
+    OK(galloc_record_stream(p, u));
+    OK(galloc_resize(p, 4000, s));
+    OK(galloc_free(p, s));
+    log_begin();
+    expect_row("allocate,%p,9000,%llu,1,", p, i);
+    expect_row("free,%p,9000,%llu,1,resize", p, i);
+    expect_row("allocate,%p,5000,%llu,1,resize recorded=%llu", p, i, j);
+    expect_row("free,%p,5000,%llu,1,resize", p, i);
+    expect_row("allocate,%p,4000,%llu,1,resize recorded=%llu+%llu", p, i, k, j);
+    expect_row("free,%p,4000,%llu,1,recorded=%llu+%llu", p, i, k, j);
+    EXPECT(!log_next());
+    stream_end(s), stream_end(t), stream_end(u);
+    pool_end(pool);
+    free(log_rows), log_rows = NULL;
+    log_ends();
+    finish();
+}
+
 /* A room in the log is the one asked for: with a guard, too, and not rounded. */
 TEST(rows_have_the_room_of_the_request)
 {
