@@ -16,7 +16,7 @@ static const char *const names[KINDS] = {"galloc_malloc", "galloc_pool_malloc", 
 /* Settings of the default pool, and what they mean for requests. */
 enum {
     ROOM_IS_MEMORY = 1, /* so a block with room has the memory to grow */
-    NO_RESERVE = 2,
+    OTHER_BACKEND = 2,
     NOT_ASKED = 4, /* on_oom can ask for no attempt, and is not called */
     CONTENTS = 8,  /* guards and poison are compared, so the device has memory */
     NOT_REUSED = 16, /* by captured streams */
@@ -43,8 +43,8 @@ static const struct settings {
     {"wait_limit_ms:10", BOUNDED},
     {"max_retries:0", NOT_ASKED},
     {"overhead:0,growth:2M,lane_bytes:0", 0},
-    {"backend:cudaMalloc", ROOM_IS_MEMORY | NO_RESERVE | NOT_REUSED},
-    {"backend:cudaMallocAsync", ROOM_IS_MEMORY | NO_RESERVE | NOT_REUSED},
+    {"backend:cudaMalloc", ROOM_IS_MEMORY | OTHER_BACKEND | NOT_REUSED},
+    {"backend:cudaMallocAsync", ROOM_IS_MEMORY | OTHER_BACKEND | NOT_REUSED},
 };
 
 /* ---- a pool of 64 MiB, 36 of which are in use -------------------------------------------------------------------- */
@@ -96,6 +96,55 @@ static void on_reject(const galloc_report *report, void *user)
     EXPECT(report->rejected);
 }
 
+/* The ranges of addresses with memory, as on_map and on_unmap tell of them. */
+static struct {
+    int on; /* they are told of */
+    int n;
+    struct {
+        char *at;
+        size_t bytes;
+    } range[256];
+} told;
+
+static void on_map(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    char *at = addr;
+    EXPECT(inside_unlocked(pool) && pool == ((world *)user)->pool);
+    for (int i = 0; i < told.n; i++)
+        EXPECT(at + bytes <= told.range[i].at || told.range[i].at + told.range[i].bytes <= at);
+    if (!EXPECT(told.n < 256)) return;
+    told.range[told.n].at = at;
+    told.range[told.n++].bytes = bytes;
+}
+
+static void on_unmap(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    int i = 0;
+    EXPECT(inside_unlocked(pool) && pool == ((world *)user)->pool);
+    while (i < told.n && (told.range[i].at != addr || told.range[i].bytes != bytes)) i++;
+    if (EXPECT(i < told.n)) told.range[i] = told.range[--told.n];
+}
+
+/* All bytes are in ranges that were told of. */
+static void expect_told(const void *ptr, size_t bytes)
+{
+    const char *at = ptr, *end = at + bytes;
+    for (int i = 0; at < end && i < told.n; i++) {
+        if (at < told.range[i].at || at >= told.range[i].at + told.range[i].bytes) continue;
+        at = told.range[i].at + told.range[i].bytes;
+        i = -1;
+    }
+    EXPECT(at >= end);
+}
+
+/* Sets them all, `asked` as on_oom. */
+static void set_callbacks(world *w, int (*asked)(const galloc_report *report, void *user))
+{
+    galloc_callbacks callbacks = {asked, on_reject, told.on ? on_map : NULL, told.on ? on_unmap : NULL, w};
+    told.n = 0;
+    OK(galloc_pool_set_callbacks(w->pool, &callbacks));
+}
+
 static size_t texts_in(const char *name, const char *part)
 {
     char *all = text_in(name);
@@ -129,7 +178,6 @@ static size_t failed_events(const world *w)
 static void world_begin(world *w, const struct settings *settings, const struct bound *bound, const char *more)
 {
     char conf[500];
-    galloc_callbacks callbacks = {on_oom, on_reject, NULL, NULL, w};
     sim_options options = sim_defaults();
     options.mode = settings->how & CONTENTS ? SIM_BACKED : SIM_LEDGER;
     options.memory = bound->memory;
@@ -147,7 +195,7 @@ static void world_begin(world *w, const struct settings *settings, const struct 
     setenv("GALLOC_CONF", conf, 1);
     if (bound->outside) OK(cudaMalloc(&w->outside, bound->outside));
     OK(galloc_pool_default(&w->pool, -1));
-    OK(galloc_pool_set_callbacks(w->pool, &callbacks));
+    set_callbacks(w, on_oom);
     w->s = stream_new();
     w->captured = stream_new();
     w->written = settings->how & CONTENTS ? MIB(1) : HELD;
@@ -161,6 +209,7 @@ static void world_end(world *w)
     sim_run(-1);
     expect_healthy(w->pool, 0);
     OK(galloc_shutdown());
+    EXPECT_EQ(told.n, 0);
     if (w->outside) OK(cudaFree(w->outside));
     stream_end(w->s);
     stream_end(w->captured);
@@ -204,7 +253,7 @@ static void capture_end(cudaStream_t stream)
 static int applies(int kind, const struct settings *settings)
 {
     if (kind == GROWTH) return !(settings->how & ROOM_IS_MEMORY);
-    return kind != RESERVE || !(settings->how & NO_RESERVE);
+    return kind != RESERVE || !(settings->how & OTHER_BACKEND);
 }
 
 /* Refuses it, and checks all that a program sees of that. `rejected`: at once. */
@@ -271,6 +320,7 @@ static void for_each_kind(void (*check)(world *w, int kind), size_t n, int one, 
             long failures = test_failures;
             int chosen = (i / n + (size_t)kind) % n == i % n;
             if (!applies(kind, settings) || (!chosen && (one || settings->how & CONTENTS))) continue;
+            if (told.on && settings->how & OTHER_BACKEND) continue;
             world_begin(&w, settings, bound, more);
             check(&w, kind);
             world_end(&w);
@@ -326,10 +376,9 @@ static int free_when_asked(const galloc_report *report, void *user)
 /* `t`: another stream that the pool knows. */
 static void prepare(world *w, int way, cudaStream_t t, galloc_pool *other)
 {
-    galloc_callbacks callbacks = {free_when_asked, on_reject, NULL, NULL, w};
     cudaStream_t s = way == FREED_AND_DONE || way == FREED_ELSEWHERE ? t : w->s;
     galloc_pool *pool = way == OF_ANOTHER_POOL ? other : w->pool;
-    if (way == FREED_BY_ON_OOM) OK(galloc_pool_set_callbacks(pool, &callbacks));
+    if (way == FREED_BY_ON_OOM) set_callbacks(w, free_when_asked);
     if (way == FREED_BY_ON_OOM || way == TWO_HALVES) {
         for (int i = 0; i < 2; i++) to_free[i] = get_used(pool, PIECE / 2, s, 3);
         for (int i = 0; i < 2 && way == TWO_HALVES; i++) OK(galloc_free(to_free[i], s));
@@ -380,6 +429,7 @@ static void expect_served(world *w, int kind, int way)
         EXPECT_EQ((uintptr_t)p % (kind == ALIGNED ? MIB(4) : 512), 0);
         EXPECT_EQ(info.capture_id != 0, kind == CAPTURED);
         EXPECT_EQ(allocations(w), rows + 1);
+        if (told.on) expect_told(p, info.usable);
         put(on, p, PIECE, 4);
         OK(galloc_free(p, on));
     }
@@ -415,6 +465,15 @@ TEST(a_request_waits_for_another_stream) { serve_all(FREED_ELSEWHERE); }
 TEST(a_request_gets_two_pieces_as_one) { serve_all(TWO_HALVES); }
 TEST(a_request_gets_what_another_pool_does_not_use) { serve_all(OF_ANOTHER_POOL); }
 TEST(a_request_gets_what_on_oom_frees_twice) { serve_all(FREED_BY_ON_OOM); }
+
+/* A block lies in memory that on_map was told of; what on_unmap is told of was told to on_map, as a whole. */
+TEST(the_program_knows_of_the_memory_of_each_request)
+{
+    told.on = 1;
+    for (int way = TWO_HALVES; way <= FREED_BY_ON_OOM; way++) serve_all(way);
+    for_each_kind(run_out, 5, 1, "");
+    told.on = 0;
+}
 
 /* ---- growth without addresses ------------------------------------------------------------------------------------ */
 
