@@ -162,6 +162,56 @@ TEST(each_of_sixteen_devices_serves)
     finish();
 }
 
+/* Each has a pool of its own for what cudaMalloc returns, too, whichever device is current at the free. */
+TEST(each_of_sixteen_devices_serves_cudaMalloc)
+{
+    enum { DEVICES = 16 };
+    begin_with_devices(DEVICES, SIM_PACE_RANDOM);
+    void *p[DEVICES];
+    for (int how = GALLOC_OVERRIDE_DEVICE; how <= GALLOC_OVERRIDE_ORDERED; how++) {
+        for (int d = 0; d < DEVICES; d++) {
+            OK(cudaSetDevice(d));
+            OK(galloc_override_malloc(&p[d], MIB(2)));
+            EXPECT_EQ(info_of(p[d]).device, d);
+            EXPECT_EQ(sim_physical(d), MIB(2));
+            for (int i = 0; i < d; i++) EXPECT(info_of(p[i]).pool != info_of(p[d]).pool);
+        }
+        for (int d = 0; d < DEVICES; d++) {
+            OK(cudaSetDevice((d + how + 1) % DEVICES));
+            OK(galloc_override_free(p[d], NULL, how));
+        }
+    }
+    OK(galloc_shutdown());
+    for (int d = 0; d < DEVICES; d++) EXPECT_EQ(sim_physical(d), 0);
+    OK(cudaSetDevice(0));
+    finish();
+}
+
+static void make_it_meanwhile(const char *function)
+{
+    static int inside;
+    galloc_pool *pool = NULL;
+    if (inside || strcmp(function, "cuDeviceTotalMem")) return;
+    inside = 1;
+    OK(galloc_pool_default(&pool, 1));
+    inside = 0;
+}
+
+/* The default pool of a device that another call makes meanwhile is the one, and ends all that is held of the device. */
+TEST(a_default_pool_of_a_device_is_made_twice)
+{
+    begin_with_devices(2, SIM_PACE_RANDOM);
+    galloc_pool *pool = NULL, *again = NULL;
+    sim_hook(make_it_meanwhile, NULL);
+    OK(galloc_pool_default(&pool, 1));
+    sim_hook(NULL, NULL);
+    OK(galloc_pool_default(&again, 1));
+    EXPECT(pool == again);
+    EXPECT_EQ(sim_retained(0), 0);
+    EXPECT_EQ(sim_retained(1), 1);
+    finish();
+}
+
 TEST(alignment_up_to_64_mib)
 {
     FOR_BOTH_KINDS (kind) {

@@ -561,6 +561,30 @@ TEST(a_free_of_another_devices_block_leads_no_allocation_there)
     }
 }
 
+/* Nor does the default stream of one device lead to that of another, also where streams are not checked. */
+TEST(default_streams_of_unchecked_pools_are_those_of_the_current_device)
+{
+    for (int per_thread = 0; per_thread < 2; per_thread++) {
+        begin_devices(3, SIM_PACE_STILL);
+        cudaStream_t zero = per_thread ? cudaStreamPerThread : NULL;
+        setenv("GALLOC_CONF", "stream_check:off", 1);
+        for (int i = 0; i < 12; i++) {
+            void *p = NULL, *q = NULL;
+            (void)primary(i % 3);
+            OK(galloc_malloc(&p, KIB(64), zero));
+            EXPECT_EQ(info_of(p).device, i % 3);
+            put(zero, p, KIB(64), 1);
+            OK(galloc_free(p, zero));
+            OK(galloc_malloc(&q, KIB(64), zero));
+            EXPECT(q == p);
+            put(zero, q, KIB(64), 2);
+            OK(galloc_free(q, zero));
+        }
+        unsetenv("GALLOC_CONF");
+        finish();
+    }
+}
+
 /* The first call for a default stream of another context releases a group: its launches there go on. */
 TEST(a_group_is_released_on_the_default_stream_of_the_current_context)
 {
@@ -2162,6 +2186,8 @@ TEST(a_pool_goes_by_its_device_in_any_context)
             begin_unlike(SIM_PACE_PROMPT);
             CUcontext home = primary(device);
             cudaStream_t s = stream_new();
+            CUdeviceptr taken = 0;
+            OK(cuMemAddressReserve(&taken, MIB(2), 0, 0, 0)); /* what follows it lies at no multiple of larger pages */
             galloc_config config = config_of("per_process_memory_fraction:0.5,gpu_direct_rdma:True", device);
             galloc_pool *pool = NULL, *before = pool_of("", (device + 1) % UNLIKE);
             galloc_report report;
@@ -2197,6 +2223,7 @@ TEST(a_pool_goes_by_its_device_in_any_context)
             if (!error) pool_end(pool);
             if (here) EXPECT(current() == here);
             pool_end(before);
+            OK(cuMemAddressFree(taken, MIB(2)));
             finish();
         }
     }
