@@ -197,7 +197,7 @@ static void make_it_meanwhile(const char *function)
     inside = 0;
 }
 
-/* The default pool of a device that another call makes meanwhile is the one, and ends all that is held of the device. */
+/* A default pool that another call makes meanwhile is the one, and ends all that is held of the device. */
 TEST(a_default_pool_of_a_device_is_made_twice)
 {
     begin_with_devices(2, SIM_PACE_RANDOM);
