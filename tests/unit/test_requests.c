@@ -466,6 +466,29 @@ TEST(a_request_gets_two_pieces_as_one) { serve_all(TWO_HALVES); }
 TEST(a_request_gets_what_another_pool_does_not_use) { serve_all(OF_ANOTHER_POOL); }
 TEST(a_request_gets_what_on_oom_frees_twice) { serve_all(FREED_BY_ON_OOM); }
 
+/* The last page within a limit is had; one byte more is refused, and changes nothing. */
+static void fill_up(world *w, int kind)
+{
+    size_t left = LIMIT - HELD;
+    void *p = NULL;
+    int more = w->settings->how & ROOM_IS_MEMORY && (kind == ALIGNED || kind == ROOM);
+    if (more || w->settings->how & CONTENTS) return; /* they take more than is asked for */
+    expect_refused(w, kind, left + 1, w->bound->cause, 0);
+    OK(galloc_pool_trim(w->pool, 0, NULL));
+    w->oom = 0;
+    w->grows = kind == GROWTH ? get_growable(w->pool, 512, left, w->s) : NULL;
+    if (kind == CAPTURED) OK(cudaStreamBeginCapture(w->captured, cudaStreamCaptureModeThreadLocal));
+    OK(request(w, kind, left, &p));
+    if (kind == GROWTH) p = w->grows;
+    if (kind == RESERVE) p = get(w->pool, left, w->s);
+    EXPECT_EQ(w->oom, 0);
+    EXPECT_EQ(stats_of(w->pool).reserved.current, LIMIT);
+    OK(galloc_free(p, kind == CAPTURED ? w->captured : w->s));
+    if (kind == CAPTURED) capture_end(w->captured);
+}
+
+TEST(each_kind_of_request_gets_the_last_page_of_a_limit) { for_each_kind(fill_up, 4, 1, ""); }
+
 /* A block lies in memory that on_map was told of; what on_unmap is told of was told to on_map, as a whole. */
 TEST(the_program_knows_of_the_memory_of_each_request)
 {
