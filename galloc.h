@@ -12154,6 +12154,7 @@ static int gai_job_return_larger(gai_job *job)
     gai_page_filter filter = gai_page_filter_for(NULL);
     size_t given = 0;
     int i, larger = 0;
+    if (pool->config.throw_on_cudamalloc_oom) return 0; /* it may be given back for nothing */
     filter.wanted = 1;
     filter.least = job->lacks + 1;
     for (i = gai_page_class(job->lacks); i < GALLOC_PAGE_SIZES && job->lacks && !given; i++) {
@@ -12869,7 +12870,7 @@ typedef struct gai_ladder_step {
     const char *name;
     int at_once; /* taken even with throw_on_cudamalloc_oom, since it neither waits nor gives usable memory back. But
                     gai_step_poll frees what is of no use to the heap: pages in quarantine, surplus stale aliases, and
-                    blocks of other backends (cudaFree waits); gai_step_supply_within replaces large pages */
+                    blocks of other backends (cudaFree waits) */
     int (*take)(gai_job *);
 } gai_ladder_step;
 

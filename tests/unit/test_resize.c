@@ -1369,6 +1369,28 @@ TEST(a_room_takes_in_no_page_larger_than_itself)
     finish();
 }
 
+/* Nor does it give way to smaller ones with throw_on_cudamalloc_oom: these might be refused, and the memory be gone. */
+TEST(a_request_that_fails_at_once_replaces_no_page)
+{
+    begin_still();
+    galloc_config config = config_limit(MIB(32));
+    config.growth = MIB(16);
+    config.throw_on_cudamalloc_oom = 1;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_request request = {.bytes = PAGE, .max_bytes = 4 * PAGE, .stream = s, .pool = pool};
+    void *p = NULL, *of_t = get(pool, 512, t);
+    OK(galloc_free(get_used(pool, MIB(16), s, 1), s));
+    sim_run(-1);
+    EXPECT_EQ(galloc_alloc(&p, &request), cudaErrorMemoryAllocation);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(32));
+    expect_healthy(pool, 1);
+    OK(galloc_free(of_t, t));
+    pool_end(pool);
+    stream_end(s), stream_end(t);
+    finish();
+}
+
 /* A place whose pages lie free elsewhere gets them back with no driver call. */
 TEST(pages_return_to_the_place_of_a_room)
 {
