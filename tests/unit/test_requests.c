@@ -256,8 +256,8 @@ static int applies(int kind, const struct settings *settings)
     return kind != RESERVE || !(settings->how & OTHER_BACKEND);
 }
 
-/* Refuses it, and checks all that a program sees of that. `rejected`: at once. */
-static void expect_refused(world *w, int kind, size_t bytes, const char *cause, int rejected)
+/* Refuses it, and checks all that a program sees of that. `rejected`: at once. `asked`: so often on_oom is called. */
+static void expect_refused_after(world *w, int kind, size_t bytes, const char *cause, int rejected, int asked)
 {
     void *p = w;
     char said[100];
@@ -276,7 +276,7 @@ static void expect_refused(world *w, int kind, size_t bytes, const char *cause, 
     now = stats_of(w->pool);
     EXPECT(kind == RESERVE || kind == GROWTH ? p == w : !p);
     OK(cudaPeekAtLastError());
-    EXPECT_EQ(w->oom, !rejected && !(w->settings->how & NOT_ASKED));
+    EXPECT_EQ(w->oom, asked);
     EXPECT_EQ(w->rejects, rejected);
     EXPECT_EQ(now.live.current, before.live.current);
     EXPECT_EQ(now.live.peak, before.live.peak);
@@ -306,6 +306,11 @@ static void expect_refused(world *w, int kind, size_t bytes, const char *cause, 
     look(w->s, w->held, w->written, 1);
     OK(galloc_free(get_used(w->pool, 512, w->s, 2), w->s));
     if (w->grows) OK(galloc_free(w->grows, w->s));
+}
+
+static void expect_refused(world *w, int kind, size_t bytes, const char *cause, int rejected)
+{
+    expect_refused_after(w, kind, bytes, cause, rejected, !rejected && !(w->settings->how & NOT_ASKED));
 }
 
 /* Calls it for each kind of request with all settings, under each of the first n bounds; or, also where that takes
@@ -488,6 +493,70 @@ static void fill_up(world *w, int kind)
 }
 
 TEST(each_kind_of_request_gets_the_last_page_of_a_limit) { for_each_kind(fill_up, 4, 1, ""); }
+
+/* ---- callbacks --------------------------------------------------------------------------------------------------- */
+
+static int ask_again(const galloc_report *report, void *user)
+{
+    world *w = user;
+    EXPECT_EQ(report->rounds, w->oom);
+    (void)on_oom(report, user);
+    return 1;
+}
+
+/* on_oom asks for as many attempts as max_retries says, and the refusal is told of once. */
+static void ask_in_turn(world *w, int kind)
+{
+    galloc_config config;
+    galloc_report r;
+    OK(galloc_pool_config(w->pool, &config));
+    set_callbacks(w, ask_again);
+    expect_refused_after(w, kind, ASKED, w->bound->cause, 0, (int)config.max_retries);
+    OK(galloc_oom_report(&r));
+    EXPECT_EQ(r.rounds, config.max_retries);
+}
+
+TEST(each_kind_of_request_is_asked_about_as_often_as_the_setting_says) { for_each_kind(ask_in_turn, 5, 1, ""); }
+
+static int nested; /* the kind of the requests within a callback */
+
+static int request_within(const galloc_report *report, void *user)
+{
+    world *w = user;
+    void *p = w;
+    (void)on_oom(report, user);
+    for (int beyond = 0; beyond < 2; beyond++)
+        EXPECT_EQ(request(w, nested, beyond ? LIMIT + MIB(2) : ASKED, &p), cudaErrorMemoryAllocation);
+    return 0;
+}
+
+/* Requests of any kind that fail within on_oom ask and tell nobody, but they are counted and have their rows. */
+TEST(requests_within_on_oom_fail_without_a_callback)
+{
+    for (int kind = 0; kind < KINDS; kind++) {
+        for (nested = 0; nested < KINDS; nested++) {
+            world w;
+            void *p;
+            if (nested == CAPTURED || nested == GROWTH) continue;
+            world_begin(&w, &all_settings[0], &bounds[0], "");
+            w.grows = get_growable(w.pool, 512, ASKED, w.s);
+            set_callbacks(&w, request_within);
+            if (kind == CAPTURED) OK(cudaStreamBeginCapture(w.captured, cudaStreamCaptureModeRelaxed));
+            EXPECT_EQ(request(&w, kind, ASKED, &p), cudaErrorMemoryAllocation);
+            if (kind == CAPTURED) capture_end(w.captured);
+            EXPECT_EQ(w.oom, 1);
+            EXPECT_EQ(w.rejects, 0);
+            EXPECT_EQ(failed_rows(&w), 3);
+            EXPECT_EQ(failed_events(&w), 3);
+            EXPECT_EQ(stats_of(w.pool).failures, (kind != RESERVE && kind != GROWTH) + 2 * (nested != RESERVE));
+            EXPECT_EQ(stats_of(w.pool).rejections, nested != RESERVE);
+            EXPECT(bytes_in(w.file) > 1000);
+            EXPECT(!strncmp(galloc_last_message(), names[kind], strlen(names[kind])));
+            OK(galloc_free(w.grows, w.s));
+            world_end(&w);
+        }
+    }
+}
 
 /* A block lies in memory that on_map was told of; what on_unmap is told of was told to on_map, as a whole. */
 TEST(the_program_knows_of_the_memory_of_each_request)
