@@ -2229,6 +2229,88 @@ TEST(a_pool_goes_by_its_device_in_any_context)
     }
 }
 
+/* A pool is of a device, not of the context of the program's own that was current when it was made. */
+TEST(a_pool_outlives_the_context_it_was_made_in)
+{
+    for (size_t i = 0; i < COUNT(all_pools); i++) {
+        for (int device = 0; device < 2; device++) {
+            begin_devices(2, SIM_PACE_STILL);
+            CUcontext home = primary(device), own = context_new(device);
+            cudaStream_t s = stream_new();
+            enter(own);
+            galloc_pool *pool = pool_of(all_pools[i], device);
+            void *p = get(pool, MIB(4), s);
+            enter(home);
+            put(s, p, MIB(4), 1);
+            OK(cuCtxDestroy(own));
+            look(s, p, MIB(4), 1);
+            pairs(pool, MIB(8), s, 2);
+            OK(galloc_free(p, s));
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
+/* Pools of unlike devices, while now this context is current and now that, and devices are reset: each has the memory
+   of its own device and no other. */
+TEST(pools_of_unlike_devices_go_side_by_side)
+{
+    enum { BLOCKS = 12 };
+    static const char *const kinds[] = {"expandable_segments:True", "expandable_segments:False", "like:pytorch",
+                                        "backend:cudaMalloc", "strategy:pooled", "strategy:heuristic"};
+    dice d = {test_seed()};
+    for (size_t i = 0; i < COUNT(kinds); i++) {
+        struct {
+            galloc_pool *pool;
+            cudaStream_t stream;
+            void *block[BLOCKS];
+            size_t bytes[BLOCKS];
+        } of[UNLIKE];
+        memset(of, 0, sizeof of);
+        begin_unlike(SIM_PACE_RANDOM);
+        for (int device = 0; device < UNLIKE; device++) {
+            (void)primary(device);
+            of[device].stream = stream_new();
+        }
+        for (int device = 0; device < UNLIKE; device++) of[device].pool = pool_of(kinds[i], device);
+        for (int step = 0; step < 400; step++) {
+            int device = (int)roll_below(&d, UNLIKE), k = (int)roll_below(&d, BLOCKS), n = 0;
+            size_t bytes = roll_bytes(&d, MIB(6));
+            (void)primary(device);
+            if (of[device].block[k]) look(of[device].stream, of[device].block[k], of[device].bytes[k], (uint64_t)k);
+            (void)primary((int)roll_below(&d, UNLIKE));
+            if (!roll_below(&d, 9)) enter(NULL);
+            if (of[device].block[k]) {
+                OK(galloc_free(of[device].block[k], of[device].stream));
+                of[device].block[k] = NULL;
+                continue;
+            }
+            of[device].block[k] = get(of[device].pool, bytes, of[device].stream);
+            of[device].bytes[k] = bytes;
+            EXPECT_EQ(info_of(of[device].block[k]).device, device);
+            EXPECT(stats_of(of[device].pool).reserved.current <= sim_physical(device));
+            (void)primary(device);
+            put(of[device].stream, of[device].block[k], bytes, (uint64_t)k);
+            if (roll_below(&d, 40)) continue;
+            for (n = 0; n < BLOCKS; n++) {
+                if (of[device].block[n]) OK(galloc_free(of[device].block[n], of[device].stream));
+                of[device].block[n] = NULL;
+            }
+            reset(device);
+            of[device].stream = stream_new();
+        }
+        for (int device = 0; device < UNLIKE; device++) {
+            for (int k = 0; k < BLOCKS; k++)
+                if (of[device].block[k]) OK(galloc_free(of[device].block[k], of[device].stream));
+            EXPECT_EQ(galloc_pool_check(of[device].pool), 0);
+            pool_end(of[device].pool);
+            EXPECT_EQ(sim_physical(device), 0);
+        }
+        finish();
+    }
+}
+
 /* A sticky error ends with the context that had it: the first request after the reset is served, and the next one. */
 TEST(an_error_of_a_context_ends_with_a_reset)
 {
