@@ -175,6 +175,39 @@ static size_t failed_events(const world *w)
     return n;
 }
 
+/* What the rows say of requests in the last column. */
+static const char *const words[KINDS] = {"", "", "align=4194304", "tag=7", "long", "room=", "capture=", "", "resize"};
+
+/* The last event of that name is of so many bytes on the stream of the kind's requests. */
+static void expect_event(const world *w, const char *name, int kind, const void *ptr, size_t bytes)
+{
+    value *v = snapshot(w->pool, GALLOC_SNAPSHOT_JSON);
+    const value *e = event_named(v, name);
+    if (ptr) EXPECT_EQ(number_of(e, "addr"), (uintptr_t)ptr);
+    EXPECT_EQ(number_of(e, "size"), bytes);
+    if (kind != CAPTURED) EXPECT_EQ(number_of(e, "stream"), kind == RESERVE ? 0 : stream_id(w->s));
+    if (ptr && kind == TAGGED) EXPECT_EQ(number_of(e, "tag"), 7);
+    value_free(v);
+}
+
+/* The log of the run has a row of it, with its stream and these words. */
+static void expect_row(const world *w, const char *action, int kind, const void *ptr, size_t bytes, const char *more)
+{
+    char row[200], address[20] = "0x0";
+    char *all, *at;
+    size_t length;
+    unsigned long long stream = kind == RESERVE ? 0 : stream_id(w->s);
+    if (ptr) snprintf(address, sizeof address, "%p", ptr);
+    snprintf(row, sizeof row, ",%s,%s,%zu,", action, address, bytes);
+    length = strlen(row);
+    if (kind != CAPTURED) snprintf(row + length, sizeof row - length, "%llu,1,%s", stream, more);
+    OK(galloc_annotate("now"));
+    all = text_in(w->log);
+    at = strstr(all, row);
+    EXPECT(at && strstr(at, more));
+    free(all);
+}
+
 static void world_begin(world *w, const struct settings *settings, const struct bound *bound, const char *more)
 {
     char conf[500];
@@ -265,6 +298,7 @@ static void expect_refused_after(world *w, int kind, size_t bytes, const char *c
     galloc_stats now, before;
     size_t rows, events;
     int counts = kind != RESERVE && kind != GROWTH; /* as an allocation */
+    size_t asked_for = bytes - (kind == GROWTH ? 512 : 0);
     w->grows = kind == GROWTH ? get_growable(w->pool, 512, bytes, w->s) : NULL;
     w->oom = w->rejects = 0;
     rows = failed_rows(w);
@@ -288,8 +322,10 @@ static void expect_refused_after(world *w, int kind, size_t bytes, const char *c
     EXPECT(now.reserved.peak <= LIMIT);
     EXPECT_EQ(failed_rows(w), rows + 1);
     EXPECT_EQ(failed_events(w), events + 1);
+    expect_event(w, "oom", kind, NULL, asked_for);
+    expect_row(w, "allocate failure", kind, NULL, asked_for, "\n");
     EXPECT_EQ(bytes_in(w->file) > 1000, !rejected);
-    snprintf(said, sizeof said, "%s: out of memory: asked for %zu ", names[kind], bytes - (kind == GROWTH ? 512 : 0));
+    snprintf(said, sizeof said, "%s: out of memory: asked for %zu ", names[kind], asked_for);
     EXPECT(!strncmp(galloc_last_message(), said, strlen(said)));
     snprintf(said, sizeof said, "; live %zu, held %zu", now.live.current, now.reserved.current);
     EXPECT(strstr(galloc_last_message(), said));
@@ -301,7 +337,8 @@ static void expect_refused_after(world *w, int kind, size_t bytes, const char *c
     EXPECT_EQ(r.rejected, rejected);
     EXPECT_EQ(r.captured, kind == CAPTURED);
     EXPECT_EQ(r.grows, kind == GROWTH);
-    if (w->oom || w->rejects) EXPECT_EQ(r.asked, w->last.asked);
+    EXPECT_EQ(r.asked, asked_for);
+    if (w->oom || w->rejects) EXPECT_EQ(w->last.asked, asked_for);
     EXPECT_EQ(galloc_pool_check(w->pool), 0);
     look(w->s, w->held, w->written, 1);
     OK(galloc_free(get_used(w->pool, 512, w->s, 2), w->s));
@@ -434,6 +471,8 @@ static void expect_served(world *w, int kind, int way)
         EXPECT_EQ((uintptr_t)p % (kind == ALIGNED ? MIB(4) : 512), 0);
         EXPECT_EQ(info.capture_id != 0, kind == CAPTURED);
         EXPECT_EQ(allocations(w), rows + 1);
+        expect_row(w, "allocate", kind, p, PIECE, words[kind]);
+        expect_event(w, "alloc", kind, p, PIECE);
         if (told.on) expect_told(p, info.usable);
         put(on, p, PIECE, 4);
         OK(galloc_free(p, on));
