@@ -2722,6 +2722,36 @@ TEST(one_call_after_a_reset_is_unchecked)
     }
 }
 
+/* What checks need outlives the context of another device or of the program's own that is current where the pool is
+   made: later frees are checked and do not wait. */
+TEST(checks_outlive_the_context_that_a_pool_is_made_in)
+{
+    for (int device = 0; device < 2; device++) {
+        sim_options options = sim_defaults();
+        options.devices = 2;
+        options.pace = SIM_PACE_STILL;
+        begin_with(options);
+        CUcontext own = NULL;
+        OK(cudaSetDevice(0));
+        cudaStream_t s = stream_new();
+        OK(cuCtxCreate(&own, NULL, 0, device));
+        galloc_config config = galloc_config_default();
+        config.debug = GUARDS;
+        config.device = 0;
+        galloc_pool *pool = pool_new(&config);
+        OK(cuCtxDestroy(own));
+        OK(cudaSetDevice(0));
+        void *p = get_used(pool, 1000, s, 1);
+        OK(galloc_free(p, s));
+        EXPECT(!sim_stream_done(s));
+        look_now(pool);
+        expect_clean(pool, 1);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* The last used blocks of lost memory are in quarantine: with them it ends, and the driver is not asked to free it. */
 TEST(lost_memory_ends_with_the_quarantine)
 {
