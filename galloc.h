@@ -12641,6 +12641,8 @@ static CUresult gai_pool_wait_for_orphans(galloc_pool *pool)
    looked for this many times, with yields in between; more often before a pool is reported to be in use. */
 #define GAI_GRAPH_LOOKS GAI_LATCH_YIELDS
 #define GAI_GRAPH_LOOKS_LAST (GAI_LATCH_YIELDS + 64)
+#define GAI_GRAPH_NS 1000000        /* no look after this time: on a busy host a single yield can take milliseconds */
+#define GAI_GRAPH_NS_LAST 200000000
 
 /* Waits for the pool's own context and those of all captured stream states. [paging], so stream states
    stay. */
@@ -12660,21 +12662,25 @@ static CUresult gai_pool_wait_for_launches(galloc_pool *pool)
     return result;
 }
 
-/* Waits for launches of destroyed graphs, and for CUDA's report of their end. 1: no graph owns memory any more. The
-   caller is in the pool's scope. */
-static int gai_pool_await_graphs(galloc_pool *pool, unsigned looks, CUresult *result)
+/* Waits for launches of destroyed graphs, and for CUDA's report of their end; `last`: longer, since the pool is to end.
+   1: no graph owns memory any more. The caller is in the pool's scope. */
+static int gai_pool_await_graphs(galloc_pool *pool, int last, CUresult *result)
 {
-    unsigned round;
-    int captured = 1;
-    for (round = 0; captured && round < looks; round++) {
+    unsigned round, looks = last ? GAI_GRAPH_LOOKS_LAST : GAI_GRAPH_LOOKS;
+    uint64_t began = 0, most = last ? GAI_GRAPH_NS_LAST : GAI_GRAPH_NS;
+    for (round = 0; round < looks; round++) {
+        int captured;
         gai_lock_on(&pool->lock);
         gai_pool_reap(pool);
         captured = gai_pool_has_captured(pool);
         gai_lock_off(&pool->lock);
-        if (captured && !round) *result = gai_pool_wait_for_launches(pool);
-        else if (captured) gai_latch_rest(round);
+        if (!captured) return 1;
+        if (!round) *result = gai_pool_wait_for_launches(pool);
+        if (!round) began = GALLOC_CLOCK();
+        else if (GALLOC_CLOCK() - began > most) return 0;
+        else gai_latch_rest(round);
     }
-    return !captured;
+    return 0;
 }
 
 /* Waits for every context with incomplete frees, so that all free memory becomes usable by any stream. */
@@ -12683,7 +12689,7 @@ static CUresult gai_pool_wait(galloc_pool *pool)
     CUresult result = CUDA_SUCCESS;
     gai_stream *stream;
     int orphans;
-    (void)gai_pool_await_graphs(pool, GAI_GRAPH_LOOKS, &result);
+    (void)gai_pool_await_graphs(pool, 0, &result);
     gai_lock_on(&pool->lock);
     /* Gathered before the wait: unconfirmed blocks of now are orphans, later ones are not. */
     orphans = gai_pool_gather_orphans(pool);
@@ -18948,7 +18954,7 @@ static cudaError_t gai_pool_is_captured(galloc_pool *pool)
 {
     CUresult result = CUDA_SUCCESS;
     size_t bytes;
-    if (gai_pool_await_graphs(pool, GAI_GRAPH_LOOKS_LAST, &result)) return cudaSuccess;
+    if (gai_pool_await_graphs(pool, 1, &result)) return cudaSuccess;
     gai_lock_on(&pool->lock);
     bytes = gai_pool_captured(pool);
     gai_lock_off(&pool->lock);

@@ -5,24 +5,60 @@
 #include <time.h>
 
 int program_clock(int clock, struct timespec *now);
+int program_yield(void);
 #define clock_gettime program_clock
+#define sched_yield program_yield
 #define INSIDE_COUNTER
 #define INSIDE_STDERR
 #define INSIDE_STRICT_C
 #include "inside.c"
 #undef clock_gettime
+#undef sched_yield
 
 #include "setup.h"
 
 #include "events.h"
 
 static time_t set_ahead; /* seconds by which the time of day has been set */
+static long yields, slept; /* so many seconds were others let run; from 1 on each yield takes one */
 
 int program_clock(int clock, struct timespec *now)
 {
     int result = clock_gettime(clock, now);
     if (clock == CLOCK_REALTIME) now->tv_sec += set_ahead;
+    now->tv_sec += slept;
     return result;
+}
+
+int program_yield(void)
+{
+    yields++;
+    slept += slept > 0;
+    return 0;
+}
+
+/* On a busy host, where a yield takes long, calls beside a graph that stays look only once more for its end. */
+TEST(a_graph_that_stays_is_not_waited_for_long)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    cudaGraph_t graph;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    OK(galloc_free(get(pool, MIB(3), s), s));
+    OK(cudaStreamEndCapture(s, &graph));
+    for (int busy = 0; busy < 2; busy++) {
+        slept = busy;
+        yields = 0;
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT(busy ? yields <= 1 : yields >= 1);
+        EXPECT_EQ(galloc_pool_destroy(pool), cudaErrorNotPermitted);
+    }
+    slept = 0;
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    stream_end(s);
+    finish();
 }
 
 /* What is idle for a moment is not old because the time of day is set ahead, again and again. */
