@@ -597,6 +597,67 @@ TEST(requests_within_on_oom_fail_without_a_callback)
     }
 }
 
+/* ---- other errors ------------------------------------------------------------------------------------------------ */
+
+/* What the driver makes memory with. */
+static const char *const functions[] = {"cuMemCreate", "cuMemAlloc", "cuMemAllocFromPoolAsync"};
+
+/* Without host memory, or by an error of the driver. There was a refusal before, whose report is not read any more. */
+static void fail_otherwise(world *w, int kind, int host)
+{
+    void *p = w;
+    galloc_report r;
+    galloc_stats now, before;
+    size_t rows, left = LIMIT - HELD - MIB(4);
+    long lines;
+    w->grows = kind == GROWTH ? get_growable(w->pool, 512, left, w->s) : NULL;
+    EXPECT_EQ(request(w, FROM_A_POOL, LIMIT + 1, &p), cudaErrorMemoryAllocation);
+    OK(galloc_oom_report(&r));
+    w->rejects = 0;
+    p = w;
+    rows = allocations(w) + failed_rows(w) + failed_events(w);
+    before = stats_of(w->pool);
+    lines = log_lines;
+    if (kind == CAPTURED) OK(cudaStreamBeginCapture(w->captured, cudaStreamCaptureModeThreadLocal));
+    if (host) sim_fail_malloc(1, 1);
+    for (int i = 0; i < 3 && !host; i++) sim_fail(functions[i], 1, 1, cudaErrorOperatingSystem);
+    EXPECT_EQ(request(w, kind, left, &p), host ? cudaErrorMemoryAllocation : cudaErrorOperatingSystem);
+    sim_fail_malloc(0, 0);
+    sim_fail_clear();
+    if (kind == CAPTURED) capture_end(w->captured);
+    now = stats_of(w->pool);
+    EXPECT(kind == RESERVE || kind == GROWTH ? p == w : !p);
+    OK(cudaPeekAtLastError());
+    EXPECT_EQ(log_lines, lines + 1);
+    EXPECT(!strncmp(galloc_last_message(), names[kind], strlen(names[kind])));
+    EXPECT(strstr(galloc_last_message(), host ? ": no host memory for " : cudaGetErrorString(cudaErrorOperatingSystem)));
+    EXPECT_EQ(galloc_oom_report(&r), cudaErrorNotReady);
+    EXPECT_EQ(w->oom + w->rejects, 0);
+    EXPECT(!memcmp(&now.live, &before.live, sizeof now.live));
+    EXPECT(!memcmp(&now.blocks, &before.blocks, sizeof now.blocks));
+    EXPECT_EQ(now.mallocs, before.mallocs);
+    EXPECT_EQ(now.rejections, before.rejections);
+    EXPECT_EQ(now.failures - before.failures, kind != RESERVE && kind != GROWTH);
+    EXPECT_EQ(now.reserved.current, before.reserved.current);
+    EXPECT_EQ(allocations(w) + failed_rows(w) + failed_events(w), rows);
+    EXPECT_EQ(bytes_in(w->file), 0);
+    EXPECT_EQ(galloc_pool_check(w->pool), 0);
+    look(w->s, w->held, w->written, 1);
+    OK(galloc_free(get_used(w->pool, 512, w->s, 2), w->s));
+    if (w->grows) OK(galloc_free(w->grows, w->s));
+}
+
+static void lack_host_memory(world *w, int kind) { fail_otherwise(w, kind, 1); }
+static void meet_an_error(world *w, int kind) { fail_otherwise(w, kind, 0); }
+
+/* Nobody is asked or told of an error that is not for want of device memory, and no row tells of it. */
+TEST(an_error_is_no_shortage_for_any_kind_of_request)
+{
+    for_each_kind(lack_host_memory, 4, 1, "");
+    for_each_kind(meet_an_error, 4, 1, "");
+    for_each_kind(meet_an_error, 4, 1, ",throw_on_cudamalloc_oom:True");
+}
+
 /* A block lies in memory that on_map was told of; what on_unmap is told of was told to on_map, as a whole. */
 TEST(the_program_knows_of_the_memory_of_each_request)
 {
