@@ -312,6 +312,26 @@ TEST(threads_bring_new_contexts_at_the_same_time)
     }
 }
 
+/* A free whose stream is unknown may be on any of sixteen devices. */
+TEST(strays_are_waited_for_on_sixteen_devices)
+{
+    enum { DEVICES = 16 };
+    begin_devices(DEVICES, SIM_PACE_STILL);
+    cudaStream_t there[DEVICES], s;
+    galloc_pool *pool = pool_of("", 0);
+    for (int device = 0; device < DEVICES; device++) {
+        (void)primary(device);
+        there[device] = stream_new();
+        for (int i = 0; i < 10 * (device + 1); i++) OK(sim_launch(there[device], NULL, 0));
+    }
+    (void)primary(0);
+    s = stream_new();
+    (void)waits_for_strays(pool, s);
+    for (int device = 0; device < DEVICES; device++) EXPECT(sim_stream_done(there[device]));
+    pool_end(pool);
+    finish();
+}
+
 /* What is kept of a context serves for a later one once it has ended. */
 TEST(contexts_that_come_and_go_do_not_pile_up)
 {

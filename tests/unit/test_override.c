@@ -262,6 +262,7 @@ TEST(free_waits)
     no_findings();
 }
 
+static void count(void *number) { ++*(int *)number; }
 static void note_end(void *done) { *(int *)done = 1; }
 
 /* A use on the legacy stream that the program has noted is waited for, as the next cudaMalloc gets what is free there
@@ -293,6 +294,34 @@ TEST(a_free_waits_for_a_noted_use_on_the_legacy_stream)
         stream_end(s);
         stream_end(t);
         if (how == 2) OK(cuCtxDestroy(other));
+        no_findings();
+    }
+}
+
+/* So are such uses in several contexts, all of them. */
+TEST(a_free_waits_for_noted_uses_on_each_legacy_stream)
+{
+    enum { N = 3, LONG = 50 };
+    for (int longest = 0; longest < N; longest++) {
+        start();
+        CUcontext context[N] = {NULL}, own = NULL;
+        int done[N] = {0};
+        cudaStream_t s = stream_new();
+        char *p = alloc(MIB(1));
+        OK(cuCtxGetCurrent(&own));
+        for (int i = 0; i < N; i++) {
+            sim_access access = {p + (size_t)i * KIB(64), KIB(64), SIM_WRITE, (uint64_t)i + 1};
+            OK(cuCtxCreate(&context[i], NULL, 0, 0));
+            for (int k = i == longest ? 0 : LONG - 1; k < LONG; k++)
+                OK(sim_launch_call(cudaStreamLegacy, &access, 1, count, &done[i]));
+            OK(galloc_record_stream(p, cudaStreamLegacy));
+        }
+        OK(cuCtxSetCurrent(own));
+        OK(cudaFreeAsync(p, s));
+        for (int i = 0; i < N; i++) EXPECT_EQ(done[i], i == longest ? LONG : 1);
+        for (int i = 0; i < N; i++) OK(cuCtxDestroy(context[i]));
+        OK(cuCtxSetCurrent(own));
+        stream_end(s);
         no_findings();
     }
 }
@@ -451,8 +480,6 @@ TEST(several_devices)
     OK(cudaFree(p));
     no_findings();
 }
-
-static void count(void *number) { ++*(int *)number; }
 
 /* Work in each context that galloc has met is waited for, whichever it met first. */
 TEST(a_free_waits_for_work_in_several_contexts)
@@ -902,6 +929,36 @@ TEST(the_driver_has_allocated_what_cudamalloc_returns)
     OK(cudaFree(held));
     OK(galloc_shutdown());
     unsetenv("GALLOC_CONF");
+    no_findings();
+}
+
+/* Each device waits for itself: its legacy stream is done, and what others do goes on. */
+TEST(the_driver_of_each_device_has_allocated)
+{
+    enum { DEVICES = 3 };
+    start();
+    OK(galloc_shutdown());
+    setenv("GALLOC_CONF", "backend:cudaMallocAsync,log:off", 1);
+    for (int device = 0; device < DEVICES; device++) {
+        int other = (device + 1) % DEVICES, done = 0;
+        cudaStream_t far;
+        OK(cudaSetDevice(other));
+        far = stream_new();
+        for (int i = 0; i < 100; i++) OK(sim_launch(far, NULL, 0));
+        OK(cudaSetDevice(device));
+        OK(sim_launch_call(0, NULL, 0, count, &done));
+        void *p = alloc(MIB(2));
+        EXPECT_EQ(done, 1);
+        EXPECT(!sim_stream_done(far));
+        EXPECT_EQ(info_of(p).device, device);
+        OK(cudaFree(p));
+        EXPECT(!sim_stream_done(far));
+        stream_end(far);
+        sim_run(-1);
+    }
+    OK(galloc_shutdown());
+    unsetenv("GALLOC_CONF");
+    OK(cudaSetDevice(0));
     no_findings();
 }
 
