@@ -605,6 +605,33 @@ TEST(default_streams_of_unchecked_pools_are_those_of_the_current_device)
     }
 }
 
+/* A use on the default stream of another context is marked there when the block is freed: once it is done, no call waits
+   for it. */
+TEST(a_noted_use_on_a_default_stream_of_another_context_is_marked_there)
+{
+    for (int per_thread = 0; per_thread < 2; per_thread++) {
+        for (int place = 0; place < PLACES; place++) {
+            begin_devices(2, SIM_PACE_STILL);
+            CUcontext own = primary(0), other = context_at(place);
+            galloc_pool *pool = pool_of("memory_limit:4M,wait_limit_ms:0,reuse:completed", 0);
+            cudaStream_t zero = per_thread ? cudaStreamPerThread : cudaStreamLegacy;
+            cudaStream_t s = stream_in(own), t = stream_in(own);
+            void *p = get(pool, MIB(4), s), *q = NULL;
+            enter(other);
+            OK(galloc_record_stream(p, zero));
+            OK(sim_launch(zero, NULL, 0));
+            enter(own);
+            OK(galloc_free(p, s));
+            EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(4), t), cudaErrorMemoryAllocation);
+            sim_run(-1);
+            OK(galloc_free(get(pool, MIB(4), t), t));
+            EXPECT_EQ(stats_of(pool).waits, 0);
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
 /* The first call for a default stream of another context releases a group: its launches there go on. */
 TEST(a_group_is_released_on_the_default_stream_of_the_current_context)
 {

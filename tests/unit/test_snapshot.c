@@ -450,6 +450,46 @@ TEST(segments_name_their_device)
     finish();
 }
 
+/* So do pools, in whatever order they were made; a device without a pool has an empty history. */
+TEST(pools_name_their_device)
+{
+    enum { POOLS = 3 };
+    static const int devices[POOLS] = {4, 1, 2};
+    galloc_config config = galloc_config_default();
+    galloc_pool *pools[POOLS];
+    const value *pool, *segment, *trace;
+    int device = 0;
+    begin_with_devices(6, SIM_PACE_STILL);
+    config.history = 100;
+    for (int i = 0; i < POOLS; i++) {
+        OK(cudaSetDevice(devices[i]));
+        config.device = devices[i];
+        pools[i] = pool_new(&config);
+        for (int k = 0; k < devices[i]; k++) OK(galloc_free(get(pools[i], MIB(devices[i]), NULL), NULL));
+    }
+    OK(cudaSetDevice(0));
+    value *json = snapshot(NULL, GALLOC_SNAPSHOT_JSON);
+    EXPECT_EQ(value_count(value_of(value_of(json, "galloc"), "pools")), POOLS);
+    for (pool = value_of(value_of(json, "galloc"), "pools")->first; pool; pool = pool->next)
+        EXPECT_EQ(number_of(pool, "mallocs"), number_of(pool, "device"));
+    EXPECT_EQ(value_count(value_of(json, "segments")), POOLS);
+    for (segment = value_of(json, "segments")->first; segment; segment = segment->next) {
+        const value *of = value_of(segment, "segment_pool_id");
+        for (pool = value_of(value_of(json, "galloc"), "pools")->first; pool; pool = pool->next)
+            if (values_equal(value_of(pool, "segment_pool_id"), of))
+                EXPECT_EQ(number_of(segment, "device"), number_of(pool, "device"));
+    }
+    EXPECT_EQ(value_count(value_of(json, "device_traces")), 5);
+    for (trace = value_of(json, "device_traces")->first; trace; trace = trace->next, device++) {
+        int allocations = 0;
+        for (const value *e = trace->first; e; e = e->next) allocations += !strcmp(text_of(e, "action"), "alloc");
+        EXPECT_EQ(allocations, device == 1 || device == 2 || device == 4 ? device : 0);
+    }
+    value_free(json);
+    for (int i = 0; i < POOLS; i++) pool_end(pools[i]);
+    finish();
+}
+
 /* ---- sums -------------------------------------------------------------------------------------------------------- */
 
 /* Random calls under some settings; the sums hold after each few. */
