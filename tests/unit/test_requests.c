@@ -20,7 +20,7 @@ enum {
     NOT_ASKED = 4, /* on_oom can ask for no attempt, and is not called */
     CONTENTS = 8,  /* guards and poison are compared, so the device has memory */
     NOT_REUSED = 16, /* by captured streams */
-    BOUNDED = 32     /* waits are, so nobody waits for what has no event */
+    BOUNDED = 32     /* waits are, so nobody waits for what has no event: of the only stream, or a default stream */
 };
 
 static const struct settings {
@@ -61,6 +61,8 @@ static const struct bound {
     {"log:debug", "; the device has 67108864", LIMIT, 0},
     {"log:debug", ": out of memory", GIB(1), GIB(1) - LIMIT},
 };
+
+static cudaStream_t *of_requests; /* a default stream that they name; NULL: each world has one of its own */
 
 typedef struct world {
     const struct settings *settings;
@@ -178,6 +180,12 @@ static size_t failed_events(const world *w)
 /* What the rows say of requests in the last column. */
 static const char *const words[KINDS] = {"", "", "align=4194304", "tag=7", "long", "room=", "capture=", "", "resize"};
 
+/* The id of the stream of requests; 0: there is none, or it is a legacy stream. */
+static unsigned long long id_of(const world *w, int kind)
+{
+    return kind == RESERVE || !w->s || w->s == cudaStreamLegacy ? 0 : stream_id(w->s);
+}
+
 /* The last event of that name is of so many bytes on the stream of the kind's requests. */
 static void expect_event(const world *w, const char *name, int kind, const void *ptr, size_t bytes)
 {
@@ -185,7 +193,7 @@ static void expect_event(const world *w, const char *name, int kind, const void 
     const value *e = event_named(v, name);
     if (ptr) EXPECT_EQ(number_of(e, "addr"), (uintptr_t)ptr);
     EXPECT_EQ(number_of(e, "size"), bytes);
-    if (kind != CAPTURED) EXPECT_EQ(number_of(e, "stream"), kind == RESERVE ? 0 : stream_id(w->s));
+    if (kind != CAPTURED) EXPECT_EQ(number_of(e, "stream"), id_of(w, kind));
     if (ptr && kind == TAGGED) EXPECT_EQ(number_of(e, "tag"), 7);
     value_free(v);
 }
@@ -196,7 +204,7 @@ static void expect_row(const world *w, const char *action, int kind, const void 
     char row[200], address[20] = "0x0";
     char *all, *at;
     size_t length;
-    unsigned long long stream = kind == RESERVE ? 0 : stream_id(w->s);
+    unsigned long long stream = id_of(w, kind);
     if (ptr) snprintf(address, sizeof address, "%p", ptr);
     snprintf(row, sizeof row, ",%s,%s,%zu,", action, address, bytes);
     length = strlen(row);
@@ -229,7 +237,7 @@ static void world_begin(world *w, const struct settings *settings, const struct 
     if (bound->outside) OK(cudaMalloc(&w->outside, bound->outside));
     OK(galloc_pool_default(&w->pool, -1));
     set_callbacks(w, on_oom);
-    w->s = stream_new();
+    w->s = of_requests ? *of_requests : stream_new();
     w->captured = stream_new();
     w->written = settings->how & CONTENTS ? MIB(1) : HELD;
     w->held = get(w->pool, HELD, w->s);
@@ -244,7 +252,7 @@ static void world_end(world *w)
     OK(galloc_shutdown());
     EXPECT_EQ(told.n, 0);
     if (w->outside) OK(cudaFree(w->outside));
-    stream_end(w->s);
+    if (!of_requests) stream_end(w->s);
     stream_end(w->captured);
     unsetenv("GALLOC_CONF");
     unlink(w->file);
@@ -456,6 +464,8 @@ static void expect_served(world *w, int kind, int way)
     EXPECT_EQ(now.mallocs - before.mallocs, is_block);
     EXPECT_EQ(now.blocks.total - before.blocks.total, is_block);
     EXPECT(now.reserved.peak <= LIMIT);
+    EXPECT_EQ(now.live.peak, larger(before.live.peak, now.live.current));
+    EXPECT_EQ(now.blocks.peak, larger(before.blocks.peak, now.blocks.current));
     EXPECT_EQ(failed_rows(w) + failed_events(w), 0);
     EXPECT_EQ(bytes_in(w->file), 0);
     EXPECT_EQ(galloc_oom_report(&r), cudaErrorNotReady);
@@ -490,7 +500,7 @@ static void serve(world *w, int kind)
 {
     int usable = the_way == NEW_PAGES || (the_way == FREED_AND_DONE && !(w->settings->how & NOT_REUSED));
     if (kind == CAPTURED && !usable) return;
-    if (the_way == OF_ANOTHER_POOL && w->settings->how & BOUNDED) return;
+    if ((the_way == OF_ANOTHER_POOL || (of_requests && kind == RESERVE)) && w->settings->how & BOUNDED) return;
     if (the_way == FREED_BY_ON_OOM && w->settings->how & NOT_ASKED) return;
     expect_served(w, kind, the_way);
 }
@@ -656,6 +666,20 @@ TEST(an_error_is_no_shortage_for_any_kind_of_request)
     for_each_kind(lack_host_memory, 4, 1, "");
     for_each_kind(meet_an_error, 4, 1, "");
     for_each_kind(meet_an_error, 4, 1, ",throw_on_cudamalloc_oom:True");
+}
+
+/* ---- default streams --------------------------------------------------------------------------------------------- */
+
+/* The legacy stream has the id 0; no stream is made to wait for others there, but the host waits. */
+TEST(requests_on_default_streams_are_told_of_alike)
+{
+    cudaStream_t streams[] = {NULL, cudaStreamPerThread};
+    for (of_requests = streams; of_requests < streams + 2; of_requests++) {
+        for_each_kind(run_out, 5, 1, "");
+        serve_all(FREED_ELSEWHERE);
+        serve_all(FREED_BY_ON_OOM);
+    }
+    of_requests = NULL;
 }
 
 /* A block lies in memory that on_map was told of; what on_unmap is told of was told to on_map, as a whole. */
