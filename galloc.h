@@ -151,12 +151,12 @@
      backend:cudaMallocAsync uses a memory pool of the driver. A block that only the freeing stream used, and was
      allocated for, returns to the driver at the free; others once all their streams' work is complete. `reuse` and
      release_threshold set the driver's pool attributes of that meaning. Memory that the driver keeps counts as held and
-     free, as of the last allocation or trim; until then, and by the driver's rounding, a limit can be exceeded.
+     free, as of the last allocation or trim; until then a limit can be exceeded.
      Captured allocations, and those on the legacy stream while a blocking stream is captured, are cudaMalloc's with
      both backends, and go by cudaFree in a later call that may wait (wait_limit_ms); the captured ones once their graph
      is gone (ON GRAPHS).
      With both, a block can be resized only up to the size requested for it; room is memory, in steps of 512 bytes;
-     galloc_pool_reserve returns cudaErrorNotSupported.
+     limits can be exceeded by the driver's rounding; galloc_pool_reserve returns cudaErrorNotSupported.
 
    ON GRAPHS
      Allocate and free on a captured stream as on any other; the memory then belongs to the graph, which uses the same
@@ -719,7 +719,8 @@ typedef struct galloc_report {
     size_t quarantined;      /* bytes that the driver failed to take back (galloc_stats.quarantined) */
     size_t busy;             /* bytes that other calls were mapping or returning */
     size_t largest_usable;   /* size of the largest piece of `usable`, slots aside */
-    size_t largest_possible; /* about the largest block that was possible by moving and creating pages */
+    size_t largest_possible; /* about the largest block that was possible by moving and creating whole pages; a free
+                                part of a page beside them can make it larger */
     double fragmentation;    /* galloc_stats.external_fragmentation at that time, over the free blocks of all streams */
 
     galloc_stranded streams[GALLOC_REPORT_STREAMS]; /* streams that strand most bytes, in descending order; then 0
@@ -1010,8 +1011,8 @@ GALLOC_API cudaError_t galloc_pool_set_limit(galloc_pool *pool, size_t bytes);
                 not free the block that a galloc_resize under way grows, nor begin or end a capture of the allocation's
                 stream. Not called for requests that exceed what the pool may ever hold, nor for allocations within a
                 callback
-     on_reject  an allocation has failed at once (galloc_stats.rejections), or a galloc_pool_reserve, which is not
-                counted; not called within on_oom or on_reject
+     on_reject  an allocation has failed at once (galloc_stats.rejections), or a galloc_pool_reserve or galloc_resize,
+                which are not counted; not called within on_oom or on_reject
      on_map     [addr, addr + bytes) has memory from now on, and no block uses it yet; to register it with a network
                 library, say. The pool's device is current. A page that moves appears at a second address. Pages that
                 are created while on_map is set support GPUDirect RDMA if the device does, earlier ones only with
@@ -1161,7 +1162,8 @@ GALLOC_API int galloc_pool_check(galloc_pool *pool);
      info     receives the description */
 GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info);
 
-/* Destroys the default pools and all other state; afterwards galloc may be used again from the beginning.
+/* Destroys the default pools and all other state, except for the log's level and function and the names of tags;
+   afterwards galloc may be used again from the beginning.
      Returns  cudaErrorNotPermitted: blocks are still used, graphs own memory, or a pool of your own still exists;
               default pools that nothing uses have ended all the same, with their handles, limits, callbacks,
               histories and groups; others have returned unused memory
@@ -13177,15 +13179,17 @@ static void gai_report_pool(galloc_report *report, gai_job *job)
    that the driver does not report stay 0. In the pool's context. */
 static void gai_report_device(galloc_report *report, const galloc_pool *pool)
 {
-    size_t more = report->room;
+    size_t more = report->room, usable = report->largest_usable;
     report->device_total = pool->device_bytes;
     report->device_known = !gai_cu.MemGetInfo(&report->device_free, &report->device_total);
     if (!report->device_known) report->device_free = 0;
     if (report->device_known) more = gai_min(more, report->device_free);
     more = gai_down(more, pool->granularity);
-    if (gai_pool_has_torch_segments(pool) && more < GAI_FIXED_OWN) more = gai_min(more, GAI_MIB); /* a small segment */
-    report->largest_possible += more;
-    report->largest_possible = gai_max(report->largest_possible, report->largest_usable);
+    if (gai_pool_has_torch_segments(pool)) { /* a small one serves 1 MiB at most */
+        if (more < GAI_FIXED_OWN) more = gai_min(more, GAI_MIB);
+        if (usable <= GAI_FIXED_SMALL) usable = gai_min(usable, GAI_MIB);
+    }
+    report->largest_possible = gai_max(report->largest_possible + more, usable);
 }
 
 /* Fills the report of a failed job; keeps only its steps and rounds. In the pool's context. [paging] */
@@ -20155,7 +20159,7 @@ static int gai_text_of_torch(const char *from, char *text, uint32_t *stood, size
 {
     gai_text rest = gai_text_of(text), pair;
     size_t n = 0, i;
-    int more = 1;
+    int more = 1, some = 0;
     for (i = 0; from[i]; i++) {
         if (n + 1 >= size) return 0;
         if (strchr(" \t\r\n", from[i])) continue;
@@ -20167,7 +20171,7 @@ static int gai_text_of_torch(const char *from, char *text, uint32_t *stood, size
     for (n = 0; more;) {
         more = gai_text_cut_pair(&rest, &pair);
         if (gai_is_foreign_setting(pair)) continue;
-        if (n) text[n++] = ',';
+        if (some++) text[n++] = ',';
         for (i = 0; i < pair.length; i++, n++) {
             stood[n] = stood[(size_t)(pair.at - text) + i];
             text[n] = pair.at[i];

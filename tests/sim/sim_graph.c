@@ -84,17 +84,19 @@ void sm_nodes_drop(sm_node_list *list) {
     memset(list, 0, sizeof *list);
 }
 
-void sm_nodes_remove(sm_node_list *list, CUgraphNode node) {
-    size_t n = 0;
-    for (size_t i = 0; i < list->n; i++)
-        if (list->at[i] != node) list->at[n++] = list->at[i];
-    list->n = n;
-}
-
 static bool nodes_have(const sm_node_list *list, CUgraphNode node) {
     for (size_t i = 0; i < list->n; i++)
         if (list->at[i] == node) return true;
     return false;
+}
+
+/* Writes nothing where the node is not: programs may read the list. */
+void sm_nodes_remove(sm_node_list *list, CUgraphNode node) {
+    size_t n = 0;
+    if (!nodes_have(list, node)) return;
+    for (size_t i = 0; i < list->n; i++)
+        if (list->at[i] != node) list->at[n++] = list->at[i];
+    list->n = n;
 }
 
 /* With no array it says how many there are, else how many of them it gave; the rest of the array is cleared. */

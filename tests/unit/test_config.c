@@ -768,6 +768,24 @@ TEST(pytorchs_variable_is_read_only_where_it_was_asked_for)
     }
 }
 
+/* As strictly as GALLOC_CONF: an empty setting is a mistake, wherever it stands. */
+TEST(pytorchs_variable_has_no_empty_settings)
+{
+    static const char *const texts[] = {",max_split_size_mb:64", ",,max_split_size_mb:64", "max_split_size_mb:64,", ",",
+                                        "max_split_size_mb:64,,garbage_collection_threshold:0.5"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        void *p = NULL;
+        begin();
+        setenv("GALLOC_CONF", "like:pytorch", 1);
+        setenv("PYTORCH_CUDA_ALLOC_CONF", texts[i], 1);
+        EXPECT_EQ(galloc_malloc(&p, 100, NULL), cudaErrorInvalidValue);
+        EXPECT(strstr(galloc_last_message(), "PYTORCH_CUDA_ALLOC_CONF: ") != NULL);
+        unsetenv("GALLOC_CONF");
+        unsetenv("PYTORCH_CUDA_ALLOC_CONF");
+        finish();
+    }
+}
+
 TEST(settings_of_pytorchs_variable_without_effect_are_named)
 {
     static const struct {

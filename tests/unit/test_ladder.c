@@ -2320,6 +2320,25 @@ TEST(the_report_fits_segments_like_those_of_pytorch)
     }
 }
 
+/* A free piece of a small segment serves no large request. */
+TEST(what_is_free_in_a_small_segment_is_possible_for_small_requests)
+{
+    begin();
+    galloc_config config = config_limit(MIB(2));
+    config.like = GALLOC_LIKE_PYTORCH;
+    config.expandable_segments = 0;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, KIB(4), 0), *q = NULL;
+    expect_refused(pool, MIB(1) + 512, 0);
+    galloc_report r = report_of_failure();
+    EXPECT_EQ(r.largest_possible, MIB(1));
+    OK(galloc_pool_malloc(pool, &q, r.largest_possible, 0));
+    OK(galloc_free(q, 0));
+    OK(galloc_free(p, 0));
+    pool_end(pool);
+    finish();
+}
+
 /* What a limit leaves for a large segment exactly, is not cut down to a small one. */
 TEST(the_smallest_large_segment_is_possible)
 {
