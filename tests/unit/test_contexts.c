@@ -581,6 +581,25 @@ TEST(a_free_of_another_devices_block_leads_no_allocation_there)
     }
 }
 
+/* However many devices a thread uses by their default streams: memory is the current device's. */
+TEST(default_streams_of_sixteen_devices_are_apart)
+{
+    enum { DEVICES = 16 };
+    begin_devices(DEVICES, SIM_PACE_STILL);
+    for (int i = 0; i < 6 * DEVICES; i++) {
+        cudaStream_t zero = i / DEVICES % 2 ? cudaStreamPerThread : cudaStreamLegacy;
+        (void)primary(i % DEVICES);
+        for (int k = 0; k < 3; k++) {
+            void *p = NULL;
+            OK(galloc_malloc(&p, KIB(64), zero));
+            EXPECT_EQ(info_of(p).device, i % DEVICES);
+            put(zero, p, KIB(64), 1);
+            OK(galloc_free(p, zero));
+        }
+    }
+    finish();
+}
+
 /* Nor does the default stream of one device lead to that of another, also where streams are not checked. */
 TEST(default_streams_of_unchecked_pools_are_those_of_the_current_device)
 {
@@ -605,8 +624,8 @@ TEST(default_streams_of_unchecked_pools_are_those_of_the_current_device)
     }
 }
 
-/* A use on the default stream of another context is marked there when the block is freed: once it is done, no call waits
-   for it. */
+/* A use on the default stream of another context is marked there when the block is freed: once it is done, no call
+   waits for it. */
 TEST(a_noted_use_on_a_default_stream_of_another_context_is_marked_there)
 {
     for (int per_thread = 0; per_thread < 2; per_thread++) {

@@ -454,7 +454,7 @@ TEST(segments_name_their_device)
 TEST(pools_name_their_device)
 {
     enum { POOLS = 3 };
-    static const int devices[POOLS] = {4, 1, 2};
+    static const int devices[POOLS] = {2, 4, 1};
     galloc_config config = galloc_config_default();
     galloc_pool *pools[POOLS];
     const value *pool, *segment, *trace;
