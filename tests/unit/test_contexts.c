@@ -2295,6 +2295,37 @@ TEST(a_pool_goes_by_its_device_in_any_context)
     }
 }
 
+/* What a reset took of one device may come back as memory of another one, beside pools of all devices. */
+TEST(addresses_of_a_device_come_back_on_another)
+{
+    enum { DEVICES = 4 };
+    for (int way = 0; way < DEVICES * DEVICES; way++) {
+        int from = way / DEVICES, to = way % DEVICES;
+        begin_devices(DEVICES, SIM_PACE_PROMPT);
+        galloc_pool *pool[DEVICES];
+        for (int device = 0; device < DEVICES; device++) {
+            (void)primary(device);
+            pool[device] = pool_of("expandable_segments:False", device);
+        }
+        (void)primary(to);
+        galloc_pool *gains = pool_of("expandable_segments:False", to);
+        (void)primary(from);
+        void *lost = get(pool[from], MIB(12), NULL);
+        reset(from);
+        (void)primary(to);
+        void *p = get(gains, MIB(12), NULL);
+        EXPECT(p == lost);
+        EXPECT_EQ(stats_of(pool[from]).blocks.current, 0);
+        EXPECT(info_of(p).pool == gains);
+        EXPECT_EQ(info_of(p).device, to);
+        put(NULL, p, MIB(12), 1);
+        OK(galloc_free(p, NULL));
+        pool_end(gains);
+        for (int device = 0; device < DEVICES; device++) pool_end(pool[device]);
+        finish();
+    }
+}
+
 /* A pool is of a device, not of the context of the program's own that was current when it was made. */
 TEST(a_pool_outlives_the_context_it_was_made_in)
 {
