@@ -33,7 +33,6 @@ static const struct settings {
     {"strategy:heuristic", 0},
     {"like:pytorch", ROOM_IS_MEMORY | NOT_REUSED},
     {"like:pytorch,expandable_segments:True", NOT_REUSED},
-    {"debug:guards", CONTENTS},
     {"debug:guards+poison+quarantine,quarantine_bytes:64M", CONTENTS},
     {"debug:guards+quarantine,quarantine_bytes:64M,debug_sample:100", CONTENTS},
     {"stats:exact", 0},
@@ -70,7 +69,7 @@ typedef struct world {
     galloc_pool *pool;
     cudaStream_t s, captured;
     void *held, *grows, *outside;
-    size_t written; /* of what is held */
+    size_t written; /* bytes of each block that work writes, at most */
     char folder[64], file[100], log[100];
     int oom, rejects;
     galloc_report last; /* of their arguments */
@@ -423,6 +422,13 @@ static int free_when_asked(const galloc_report *report, void *user)
     return 1;
 }
 
+static void *get_written(const world *w, galloc_pool *pool, size_t bytes, cudaStream_t stream)
+{
+    void *p = get(pool, bytes, stream);
+    put(stream, p, smaller(bytes, w->written), 3);
+    return p;
+}
+
 /* `t`: another stream that the pool knows. */
 static void prepare(world *w, int way, cudaStream_t t, galloc_pool *other)
 {
@@ -430,10 +436,10 @@ static void prepare(world *w, int way, cudaStream_t t, galloc_pool *other)
     galloc_pool *pool = way == OF_ANOTHER_POOL ? other : w->pool;
     if (way == FREED_BY_ON_OOM) set_callbacks(w, free_when_asked);
     if (way == FREED_BY_ON_OOM || way == TWO_HALVES) {
-        for (int i = 0; i < 2; i++) to_free[i] = get_used(pool, PIECE / 2, s, 3);
+        for (int i = 0; i < 2; i++) to_free[i] = get_written(w, pool, PIECE / 2, s);
         for (int i = 0; i < 2 && way == TWO_HALVES; i++) OK(galloc_free(to_free[i], s));
     } else if (way != NEW_PAGES) {
-        OK(galloc_free(get_used(pool, PIECE, s, 3), s));
+        OK(galloc_free(get_written(w, pool, PIECE, s), s));
     }
     if (way == FREED_AND_DONE) OK(cudaDeviceSynchronize());
 }
@@ -484,7 +490,7 @@ static void expect_served(world *w, int kind, int way)
         expect_row(w, "allocate", kind, p, PIECE, words[kind]);
         expect_event(w, "alloc", kind, p, PIECE);
         if (told.on) expect_told(p, info.usable);
-        put(on, p, PIECE, 4);
+        put(on, p, smaller(PIECE, w->written), 4);
         OK(galloc_free(p, on));
     }
     EXPECT_EQ(stats_of(w->pool).live.current, now.live.current - (p ? PIECE : 0));
