@@ -674,6 +674,46 @@ TEST(an_error_is_no_shortage_for_any_kind_of_request)
     for_each_kind(meet_an_error, 4, 1, ",throw_on_cudamalloc_oom:True");
 }
 
+/* After an error that ends the context no kind of request is served, also from memory that is there; after the reset
+   each is. */
+static void meet_a_broken_context(world *w, int kind)
+{
+    CUcontext context = NULL;
+    galloc_stats before, now;
+    galloc_report r;
+    size_t rows;
+    void *p = w;
+    if (kind == CAPTURED || (kind == RESERVE && w->settings->how & BOUNDED)) return; /* no call would tell of it */
+    w->grows = kind == GROWTH ? get_growable(w->pool, 512, PIECE, w->s) : NULL;
+    OK(galloc_free(get(w->pool, PIECE, w->s), w->s));
+    rows = allocations(w);
+    before = stats_of(w->pool);
+    OK(cuCtxGetCurrent(&context));
+    sim_context_fail(context, cudaErrorIllegalAddress);
+    EXPECT_EQ(request(w, kind, PIECE, &p), cudaErrorIllegalAddress);
+    EXPECT(kind == RESERVE || kind == GROWTH ? p == w : !p);
+    EXPECT(!strncmp(galloc_last_message(), names[kind], strlen(names[kind])));
+    EXPECT_EQ(galloc_oom_report(&r), cudaErrorNotReady);
+    now = stats_of(w->pool);
+    EXPECT_EQ(w->oom + w->rejects, 0);
+    EXPECT(!memcmp(&now.live, &before.live, sizeof now.live));
+    EXPECT(!memcmp(&now.blocks, &before.blocks, sizeof now.blocks));
+    EXPECT_EQ(now.rejections, 0);
+    EXPECT_EQ(allocations(w) - rows + failed_rows(w) + failed_events(w) + bytes_in(w->file), 0);
+    EXPECT_EQ(galloc_pool_check(w->pool), 0);
+    OK(cudaDeviceReset());
+    (void)cudaGetLastError();
+    w->s = stream_new();
+    w->captured = stream_new();
+    OK(request(w, kind, PIECE, &p));
+    if (kind == GROWTH) p = w->grows;
+    if (p != w) put(w->s, p, smaller(PIECE, w->written), 5);
+    if (p != w) OK(galloc_free(p, w->s));
+    EXPECT_EQ(w->oom + w->rejects, 0);
+}
+
+TEST(a_broken_context_serves_no_kind_of_request) { for_each_kind(meet_a_broken_context, 4, 1, ""); }
+
 /* ---- default streams --------------------------------------------------------------------------------------------- */
 
 /* The legacy stream has the id 0; no stream is made to wait for others there, but the host waits. */
