@@ -37,6 +37,31 @@ static bool hands_all_on()
     return ok && galloc_pool_destroy(own) == cudaSuccess && cudaStreamDestroy(s) == cudaSuccess;
 }
 
+/* Without a place for the address they fail as the untyped functions do, also for nothing. */
+static bool wants_a_place(galloc_pool *pool, const galloc_request &request)
+{
+    float **none = nullptr;
+    bool ok = true;
+    for (size_t bytes = 0; bytes < 2; bytes++) {
+        ok = ok && galloc_malloc(none, bytes, 0) == cudaErrorInvalidValue;
+        ok = ok && galloc_malloc_growable(none, bytes, 2, 0) == cudaErrorInvalidValue;
+        ok = ok && galloc_pool_malloc(pool, none, bytes, 0) == cudaErrorInvalidValue;
+    }
+    return ok && galloc_alloc(none, &request) == cudaErrorInvalidValue;
+}
+
+/* A request for nothing succeeds with NULL, whatever was there, and so for a pointer to constants. */
+static bool gives_null_for_nothing(galloc_pool *pool, float *stale)
+{
+    galloc_request nothing = galloc_request();
+    const float *c = stale;
+    float *f[4] = {stale, stale, stale, stale};
+    bool ok = galloc_malloc(&f[0], 0, 0) == cudaSuccess && galloc_malloc_growable(&f[1], 0, 4096, 0) == cudaSuccess;
+    ok = ok && galloc_alloc(&f[2], &nothing) == cudaSuccess && galloc_pool_malloc(pool, &f[3], 0, 0) == cudaSuccess;
+    for (int i = 0; i < 4; i++) ok = ok && !f[i] && galloc_free(f[i], 0) == cudaSuccess;
+    return ok && galloc_malloc(&c, 0, 0) == cudaSuccess && !c;
+}
+
 int use_from_cpp()
 {
     float *f = nullptr;
@@ -66,9 +91,9 @@ int use_from_cpp()
     f = stale;
     request.bytes = too_much;
     ok = ok && galloc_alloc(&f, &request) == cudaErrorMemoryAllocation && !f;
-    ok = ok && galloc_malloc(static_cast<float **>(nullptr), 1, 0) == cudaErrorInvalidValue;
-    ok = ok && galloc_malloc_growable(static_cast<float **>(nullptr), 1, 2, 0) == cudaErrorInvalidValue;
-    ok = ok && galloc_alloc(static_cast<particle **>(nullptr), &request) == cudaErrorInvalidValue;
-    ok = ok && galloc_pool_malloc(pool, static_cast<float **>(nullptr), 1, 0) == cudaErrorInvalidValue;
-    return ok ? 0 : 1;
+    f = stale;
+    ok = ok && galloc_alloc(&f, nullptr) == cudaErrorInvalidValue && !f;
+    f = stale;
+    ok = ok && galloc_pool_malloc(nullptr, &f, 4, 0) == cudaErrorInvalidValue && !f;
+    return ok && wants_a_place(pool, request) && gives_null_for_nothing(pool, stale) ? 0 : 1;
 }
