@@ -457,8 +457,8 @@ typedef struct galloc_config {
     size_t release_threshold; /* bytes that galloc_pool_sync_point leaves in the pool; SIZE_MAX (default): all */
     uint64_t wait_limit_ms;  /* milliseconds that one allocation may wait on the host, at most 10^9; 0: it never waits;
                                 UINT64_MAX (default): no bound; see ON RUNNING OUT */
-    uint64_t max_retries;    /* how often on_oom can ask for another attempt, for one allocation; 0 .. 1000, default
-                                8 */
+    uint64_t max_retries;    /* how often on_oom can ask for another attempt, for one allocation; 0 (on_oom is not
+                                called) .. 1000, default 8 */
     int throw_on_cudamalloc_oom; /* 1: a request that needs new pages beyond the limit or the device's memory fails
                                     at once: galloc neither waits nor returns memory, and does not call on_oom;
                                     default 0. Other backends still free blocks in the driver, and cudaFree waits */
@@ -12947,7 +12947,7 @@ static int gai_job_is_misaligned(const gai_job *job)
 /* Returns whether no step can help: the request exceeds all that there can be, or its alignment exceeds the device. */
 static int gai_job_is_hopeless(const gai_job *job)
 {
-    if (job->grows) return 0;
+    if (job->grows) return job->grow_to > gai_pool_most(job->pool);
     return job->params.bytes > gai_pool_most(job->pool) || gai_job_is_misaligned(job);
 }
 

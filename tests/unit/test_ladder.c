@@ -2948,6 +2948,25 @@ static int counts_calls(const galloc_report *report, void *user)
     return 0;
 }
 
+/* A growth beyond all that the pool may ever hold fails at once: the program is told, and not asked. */
+TEST(a_growth_beyond_all_that_the_pool_may_hold_fails_at_once)
+{
+    int counts[2] = {0, 0};
+    galloc_callbacks calls = {counts_calls, counts_rejections, NULL, NULL, counts};
+    begin();
+    galloc_pool *pool = pool_limited(MIB(64));
+    cudaStream_t s = stream_new();
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    void *p = get_growable(pool, 512, GIB(1), s);
+    EXPECT_EQ(galloc_resize(p, GIB(1), s), cudaErrorMemoryAllocation);
+    EXPECT_EQ(counts[0], 1);
+    EXPECT_EQ(counts[1], 0);
+    OK(galloc_resize(p, MIB(60), s));
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
 /* The program is asked about requests of all kinds, and told of those that fail at once. */
 TEST(the_program_hears_of_requests_of_all_kinds)
 {
