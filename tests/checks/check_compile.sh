@@ -212,6 +212,8 @@ options() {
     set -- "$cc" -std=c99 $strict_c $bundled -fsyntax-only
     check with-assert-and-allocator "$@" -include assert.h -DGALLOC_ASSERT=assert -include stdlib.h \
         -DGALLOC_MALLOC=malloc -DGALLOC_FREE=free $parts/main.c
+    check with-statements-as-macros "$@" -include stdlib.h '-DGALLOC_ASSERT(c)=do { if (!(c)) abort(); } while (0)' \
+        -DGALLOC_MALLOC=malloc '-DGALLOC_FREE(p)=do { free(p); } while (0)' $parts/main.c
     check oldest-toolkit "$@" -DCUDART_VERSION=12000 $parts/main.c
     check toolkit-12-5 "$@" -DCUDART_VERSION=12050 $parts/main.c
     nvtx
