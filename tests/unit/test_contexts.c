@@ -535,6 +535,29 @@ TEST(default_streams_of_two_contexts_are_two_streams)
     }
 }
 
+/* However many contexts there are, beside a pool that by promise has one. */
+TEST(default_streams_are_apart_beside_an_unchecked_pool)
+{
+    enum { CONTEXTS = 24 };
+    for (int per_thread = 0; per_thread < 2; per_thread++) {
+        begin_devices(1, SIM_PACE_STILL);
+        CUcontext context[CONTEXTS];
+        galloc_pool *unchecked = pool_of("stream_check:off", 0), *pool = pool_of("", 0);
+        cudaStream_t zero = per_thread ? cudaStreamPerThread : cudaStreamLegacy;
+        for (int i = 0; i < CONTEXTS; i++) context[i] = context_new(0);
+        pairs(unchecked, KIB(64), zero, 1);
+        for (int i = 0; i < 4 * CONTEXTS; i++) {
+            enter(context[i % CONTEXTS]);
+            void *p = get_used(pool, KIB(64), zero, 1);
+            OK(galloc_free(p, zero));
+        }
+        (void)primary(0);
+        pool_end(unchecked);
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* They are two streams to the driver, too: it allocates and frees on that of the current context. */
 TEST(the_driver_has_default_streams_of_two_contexts)
 {
@@ -1218,6 +1241,29 @@ TEST(a_pool_survives_the_error_of_another_context_at_any_time)
             while (test_failures == before && survive_from(failing_pools[kind], place, nth)) nth++;
             if (test_failures > before) printf("    %s, place %d, call %ld\n", failing_pools[kind], place, nth);
         }
+    }
+}
+
+/* Nor is it the pool's error where that context is current. */
+TEST(a_pool_survives_the_error_of_the_current_context)
+{
+    for (int place = 0; place < PLACES; place++) {
+        begin_devices(2, SIM_PACE_STILL);
+        CUcontext own = primary(0), other = context_at(place);
+        galloc_pool *pool = pool_of("memory_limit:24M", 0);
+        cudaStream_t s = stream_in(own), t = stream_in(other);
+        enter(other);
+        OK(galloc_free(get(pool, MIB(4), t), t));
+        sim_fail("cuEventRecord", 1, 0, cudaErrorIllegalAddress);
+        (void)galloc_stream_retire(t);
+        EXPECT_EQ(sim_failed(), 1);
+        sim_fail_clear();
+        enter(own);
+        expect_open(pool, s);
+        end_context(other, place);
+        expect_open(pool, s);
+        pool_end(pool);
+        finish();
     }
 }
 
