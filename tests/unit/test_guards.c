@@ -2722,6 +2722,39 @@ TEST(one_call_after_a_reset_is_unchecked)
     }
 }
 
+/* Guards are set and compared whichever context is current, of the device or of another one. */
+TEST(damage_is_found_whichever_context_is_current)
+{
+    for (int now = 0; now < 3; now++) {
+        sim_options options = sim_defaults();
+        options.mode = SIM_BACKED;
+        options.memory = GIB(1);
+        options.devices = 2;
+        begin_with(options);
+        CUcontext other = NULL;
+        OK(cudaSetDevice(0));
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_debug(GUARDS | POISON);
+        if (now == 0) OK(cudaSetDevice(1));
+        else OK(cuCtxCreate(&other, NULL, 0, now - 1));
+        for (int i = 0; i < 4; i++) {
+            void *p = get(pool, 1000, s);
+            if (i % 2) write_at(p, 1000, 1, 4, s);
+            OK(galloc_free(p, s));
+        }
+        OK(cudaStreamSynchronize(s));
+        OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+        EXPECT_EQ(stats_of(pool).damages, 2);
+        EXPECT_EQ(stats_of(pool).checks, 4);
+        EXPECT_EQ(stats_of(pool).unchecked, 0);
+        pool_end(pool);
+        if (other) OK(cuCtxDestroy(other));
+        OK(cudaSetDevice(0));
+        stream_end(s);
+        finish();
+    }
+}
+
 /* What checks need outlives the context of another device or of the program's own that is current where the pool is
    made: later frees are checked and do not wait. */
 TEST(checks_outlive_the_context_that_a_pool_is_made_in)
