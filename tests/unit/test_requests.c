@@ -639,6 +639,40 @@ TEST(requests_within_on_oom_fail_without_a_callback)
     }
 }
 
+/* ---- graphs ------------------------------------------------------------------------------------------------------ */
+
+/* A capture of a group gets what the one before it has freed: there is no place for two. The release of the group
+   leaves it to all. */
+static void capture_twice(world *w, int kind)
+{
+    galloc_graph *group = NULL;
+    cudaGraph_t graphs[2];
+    size_t held[2];
+    if (kind != CAPTURED || w->settings->how & OTHER_BACKEND) return;
+    OK(galloc_graph_begin(&group, w->pool, w->captured));
+    for (int i = 0; i < 2; i++) {
+        void *p = NULL, *q = NULL;
+        OK(cudaStreamBeginCapture(w->captured, cudaStreamCaptureModeThreadLocal));
+        OK(request(w, kind, PIECE, &p));
+        put(w->captured, p, smaller(PIECE, w->written), 4);
+        EXPECT_EQ(request(w, kind, PIECE, &q), cudaErrorMemoryAllocation);
+        EXPECT(!q);
+        OK(galloc_free(p, w->captured));
+        OK(cudaStreamEndCapture(w->captured, &graphs[i]));
+        held[i] = stats_of(w->pool).reserved.current;
+        EXPECT(stats_of(w->pool).graph_bytes >= PIECE);
+    }
+    EXPECT_EQ(held[0], held[1]);
+    EXPECT_EQ(w->oom, 2 * !(w->settings->how & NOT_ASKED));
+    OK(galloc_graph_end(group));
+    OK(galloc_graph_release(group, w->s));
+    EXPECT_EQ(stats_of(w->pool).graph_bytes, 0);
+    OK(galloc_free(get_written(w, w->pool, PIECE, w->s), w->s));
+    for (int i = 0; i < 2; i++) OK(cudaGraphDestroy(graphs[i]));
+}
+
+TEST(captures_of_a_group_share_memory_with_all_settings) { for_each_kind(capture_twice, 4, 0, ""); }
+
 /* ---- other errors ------------------------------------------------------------------------------------------------ */
 
 /* What the driver makes memory with. */
