@@ -1964,6 +1964,45 @@ TEST(pools_of_other_devices_give_nothing_back)
     }
 }
 
+/* Pages of one device may be larger than those of another. The report of each counts in its own. */
+TEST(a_report_counts_in_pages_of_its_device)
+{
+    for (int device = 0; device < 2; device++) {
+        size_t page = device ? MIB(8) : MIB(2), more = device ? MIB(18) : MIB(21);
+        sim_options options = sim_defaults();
+        options.devices = 2;
+        options.pace = SIM_PACE_PROMPT;
+        options.unlike[1].granularity = MIB(8);
+        begin_with(options);
+        galloc_config config = config_limit(MIB(44));
+        config.device = device;
+        galloc_pool *pool = pool_new(&config);
+        OK(cudaSetDevice(device));
+        cudaStream_t s = stream_new();
+        OK(cudaSetDevice(!device));
+        void *p = get_growable(pool, MIB(24), MIB(64), s);
+        expect_refused(pool, more, s);
+        galloc_report r = report_of_failure();
+        expect_sums(&r);
+        EXPECT_EQ(r.held, MIB(24));
+        EXPECT_EQ(r.largest_possible, whole(MIB(20), page));
+        EXPECT_EQ(strstr(r.cause, "pages have 8388608 bytes") != NULL, device);
+        EXPECT_EQ(r.shrunk, 0);
+        EXPECT_EQ(galloc_resize(p, MIB(45), s), cudaErrorMemoryAllocation);
+        r = report_of_failure();
+        EXPECT_EQ(r.rounded, enough(MIB(21), page));
+        OK(galloc_resize(p, MIB(9), s));
+        expect_refused(pool, MIB(40), s);
+        r = report_of_failure();
+        EXPECT_EQ(r.held, MIB(24));
+        EXPECT_EQ(r.shrunk, MIB(24) - enough(MIB(9), page));
+        OK(galloc_free(p, s));
+        pool_end(pool);
+        OK(cudaSetDevice(0));
+        finish();
+    }
+}
+
 TEST(the_report_knows_the_device_and_other_pools)
 {
     galloc_config config = config_limit(SIZE_MAX);
