@@ -68,7 +68,7 @@ typedef struct world {
     const struct bound *bound;
     galloc_pool *pool;
     cudaStream_t s, captured;
-    void *held, *grows, *outside;
+    void *held, *grows, *shrunk, *outside;
     size_t written; /* bytes of each block that work writes, at most */
     char folder[64], file[100], log[100];
     int oom, rejects;
@@ -320,7 +320,10 @@ static void expect_refused_after(world *w, int kind, size_t bytes, const char *c
     size_t rows, events;
     int counts = kind != RESERVE && kind != GROWTH; /* as an allocation */
     size_t asked_for = bytes - (kind == GROWTH ? 512 : 0);
+    galloc_pointer as, is;
     w->grows = kind == GROWTH ? get_growable(w->pool, 512, bytes, w->s) : NULL;
+    if (w->grows) put(w->s, w->grows, 512, 6);
+    as = info_of(w->grows ? w->grows : w->held);
     w->oom = w->rejects = 0;
     rows = failed_rows(w);
     events = failed_events(w);
@@ -363,7 +366,10 @@ static void expect_refused_after(world *w, int kind, size_t bytes, const char *c
     if (w->oom || w->rejects) EXPECT_EQ(w->last.asked, asked_for);
     EXPECT_EQ(galloc_pool_check(w->pool), 0);
     look(w->s, w->held, w->written, 1);
+    is = info_of(as.base);
+    EXPECT(!memcmp(&is, &as, sizeof is));
     OK(galloc_free(get_used(w->pool, 512, w->s, 2), w->s));
+    if (w->grows) look(w->s, w->grows, 512, 6);
     if (w->grows) OK(galloc_free(w->grows, w->s));
 }
 
@@ -425,7 +431,7 @@ TEST(a_request_that_fails_at_once_is_told_of_alike)
 enum { PIECE = 20 << 20 }; /* two do not fit beside what is held */
 
 /* What is free before a request for a piece, which so is served. */
-enum way { NEW_PAGES, FREED, FREED_AND_DONE, FREED_ELSEWHERE, TWO_HALVES, OF_ANOTHER_POOL, FREED_BY_ON_OOM, WAYS };
+enum way { NEW_PAGES, FREED, CUT_OFF, FREED_AND_DONE, FREED_ELSEWHERE, TWO_HALVES, OF_ANOTHER_POOL, FREED_BY_ON_OOM };
 
 static void *to_free[2]; /* by on_oom, one at each call */
 
@@ -453,6 +459,9 @@ static void prepare(world *w, int way, cudaStream_t t, galloc_pool *other)
     if (way == FREED_BY_ON_OOM || way == TWO_HALVES) {
         for (int i = 0; i < 2; i++) to_free[i] = get_written(w, pool, PIECE / 2, s);
         for (int i = 0; i < 2 && way == TWO_HALVES; i++) OK(galloc_free(to_free[i], s));
+    } else if (way == CUT_OFF) {
+        w->shrunk = get_written(w, pool, PIECE + MIB(2), s);
+        OK(galloc_resize(w->shrunk, MIB(2), s));
     } else if (way != NEW_PAGES) {
         OK(galloc_free(get_written(w, pool, PIECE, s), s));
     }
@@ -523,8 +532,21 @@ static void expect_served(world *w, int kind, int way)
     if (kind == CAPTURED) capture_end(on);
     look(w->s, w->held, w->written, 1);
     OK(galloc_free(get_used(w->pool, 512, w->s, 2), w->s));
+    if (w->shrunk) {
+        EXPECT_EQ(info_of(w->shrunk).requested, MIB(2));
+        look(w->s, w->shrunk, smaller(MIB(2), w->written), 3);
+        OK(galloc_free(w->shrunk, w->s));
+    }
     pool_end(other);
     stream_end(t);
+}
+
+/* What a block has been cut off is of its segment and of its stream; a guard takes more. */
+static int can_be_cut_off(int kind, int how)
+{
+    if (how & OTHER_BACKEND) return 0;
+    if (kind == ALIGNED || kind == ROOM || kind == RESERVE) return !(how & ROOM_IS_MEMORY);
+    return kind != GROWTH || !(how & CONTENTS);
 }
 
 static int the_way;
@@ -534,6 +556,7 @@ static void serve(world *w, int kind)
     if (kind == CAPTURED && !usable) return;
     if ((the_way == OF_ANOTHER_POOL || (of_requests && kind == RESERVE)) && w->settings->how & BOUNDED) return;
     if (the_way == FREED_BY_ON_OOM && w->settings->how & NOT_ASKED) return;
+    if (the_way == CUT_OFF && !can_be_cut_off(kind, w->settings->how)) return;
     expect_served(w, kind, the_way);
 }
 
@@ -546,6 +569,7 @@ static void serve_all(int way)
 
 TEST(a_request_gets_new_pages) { serve_all(NEW_PAGES); }
 TEST(a_request_gets_what_its_stream_has_freed) { serve_all(FREED); }
+TEST(a_request_gets_what_was_cut_off_a_block) { serve_all(CUT_OFF); }
 TEST(a_request_gets_what_another_stream_is_done_with) { serve_all(FREED_AND_DONE); }
 TEST(a_request_waits_for_another_stream) { serve_all(FREED_ELSEWHERE); }
 TEST(a_request_gets_two_pieces_as_one) { serve_all(TWO_HALVES); }
