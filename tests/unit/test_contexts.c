@@ -2454,6 +2454,53 @@ TEST(pools_of_unlike_devices_go_side_by_side)
     }
 }
 
+static void give_access(galloc_pool *pool, void *addr, size_t bytes, void *device)
+{
+    CUmemAccessDesc access = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, *(const int *)device},
+                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    (void)pool;
+    OK(cuMemSetAccess((CUdeviceptr)(uintptr_t)addr, bytes, &access, 1));
+}
+
+/* Another device reaches what on_map gives it, also where pages move. They are made for RDMA if their own device can. */
+TEST(another_device_reaches_what_on_map_gives_it)
+{
+    enum { BLOCKS = 8 };
+    dice d = {test_seed()};
+    uint64_t moves = 0;
+    for (int device = 0; device < 3; device++) {
+        int peer = (device + 1) % 3;
+        galloc_callbacks callbacks = {.on_map = give_access, .user = &peer};
+        void *block[BLOCKS] = {NULL};
+        begin_unlike(SIM_PACE_RANDOM);
+        CUcontext at[2] = {primary(device), primary(peer)};
+        cudaStream_t stream[2] = {stream_in(at[0]), stream_in(at[1])};
+        galloc_pool *pool = pool_of("memory_limit:64M", device);
+        OK(galloc_pool_set_callbacks(pool, &callbacks));
+        for (int step = 0; step < 400; step++) {
+            int k = (int)roll_below(&d, BLOCKS);
+            cudaStream_t s = stream[k % 2];
+            size_t bytes = roll_bytes(&d, MIB(30));
+            if (block[k]) {
+                OK(galloc_free(block[k], s));
+                block[k] = NULL;
+            } else if (!galloc_pool_malloc(pool, &block[k], bytes, s)) {
+                enter(at[k % 2]);
+                put(s, block[k], bytes, (uint64_t)k);
+                enter(at[roll_below(&d, 2)]);
+            }
+            EXPECT_EQ(sim_rdma(device), unlike[device].no_rdma ? 0 : sim_physical(device));
+        }
+        for (int k = 0; k < BLOCKS; k++)
+            if (block[k]) OK(galloc_free(block[k], stream[k % 2]));
+        EXPECT_EQ(sim_physical(peer), 0);
+        moves += stats_of(pool).moves;
+        pool_end(pool);
+        finish();
+    }
+    EXPECT(moves > 0);
+}
+
 /* A sticky error ends with the context that had it: the first request after the reset is served, and the next one. */
 TEST(an_error_of_a_context_ends_with_a_reset)
 {
