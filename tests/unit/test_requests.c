@@ -20,7 +20,8 @@ enum {
     NOT_ASKED = 4, /* on_oom can ask for no attempt, and is not called */
     CONTENTS = 8,  /* guards and poison are compared, so the device has memory */
     NOT_REUSED = 16, /* by captured streams */
-    BOUNDED = 32     /* waits are, so nobody waits for what has no event: of the only stream, or a default stream */
+    BOUNDED = 32, /* waits are, so nobody waits for what has no event: of the only stream, or a default stream */
+    LIMIT_STAYS = 64 /* the driver's pool keeps the one that it was made with */
 };
 
 static const struct settings {
@@ -43,7 +44,7 @@ static const struct settings {
     {"max_retries:0", NOT_ASKED},
     {"overhead:0,growth:2M,lane_bytes:0", 0},
     {"backend:cudaMalloc", ROOM_IS_MEMORY | OTHER_BACKEND | NOT_REUSED},
-    {"backend:cudaMallocAsync", ROOM_IS_MEMORY | OTHER_BACKEND | NOT_REUSED},
+    {"backend:cudaMallocAsync", LIMIT_STAYS | ROOM_IS_MEMORY | OTHER_BACKEND | NOT_REUSED},
 };
 
 /* ---- a pool of 64 MiB, 36 of which are in use -------------------------------------------------------------------- */
@@ -68,7 +69,7 @@ typedef struct world {
     const struct bound *bound;
     galloc_pool *pool;
     cudaStream_t s, captured;
-    void *held, *grows, *shrunk, *outside;
+    void *held, *grows, *kept, *outside;
     size_t written; /* bytes of each block that work writes, at most */
     char folder[64], file[100], log[100];
     int oom, rejects;
@@ -100,6 +101,7 @@ static void on_reject(const galloc_report *report, void *user)
 /* The ranges of addresses with memory, as on_map and on_unmap tell of them. */
 static struct {
     int on; /* they are told of */
+    void (*within)(world *w); /* what on_map does besides */
     int n;
     struct {
         char *at;
@@ -116,6 +118,7 @@ static void on_map(galloc_pool *pool, void *addr, size_t bytes, void *user)
     if (!EXPECT(told.n < 256)) return;
     told.range[told.n].at = at;
     told.range[told.n++].bytes = bytes;
+    if (told.within) told.within(user);
 }
 
 static void on_unmap(galloc_pool *pool, void *addr, size_t bytes, void *user)
@@ -431,7 +434,7 @@ TEST(a_request_that_fails_at_once_is_told_of_alike)
 enum { PIECE = 20 << 20 }; /* two do not fit beside what is held */
 
 /* What is free before a request for a piece, which so is served. */
-enum way { NEW_PAGES, FREED, CUT_OFF, FREED_AND_DONE, FREED_ELSEWHERE, TWO_HALVES, OF_ANOTHER_POOL, FREED_BY_ON_OOM };
+enum way { NEW_PAGES, FREED, CUT_OFF, FREED_AND_DONE, FREED_ELSEWHERE, TWO_HALVES, OF_ANOTHER_POOL, FREED_BY_ON_OOM, LIMIT_RAISED };
 
 static void *to_free[2]; /* by on_oom, one at each call */
 
@@ -440,6 +443,14 @@ static int free_when_asked(const galloc_report *report, void *user)
     world *w = user;
     (void)on_oom(report, user);
     OK(galloc_free(to_free[w->oom - 1], w->s));
+    return 1;
+}
+
+static int raise_limit_when_asked(const galloc_report *report, void *user)
+{
+    world *w = user;
+    (void)on_oom(report, user);
+    OK(galloc_pool_set_limit(w->pool, 2 * LIMIT));
     return 1;
 }
 
@@ -456,12 +467,15 @@ static void prepare(world *w, int way, cudaStream_t t, galloc_pool *other)
     cudaStream_t s = way == FREED_AND_DONE || way == FREED_ELSEWHERE ? t : w->s;
     galloc_pool *pool = way == OF_ANOTHER_POOL ? other : w->pool;
     if (way == FREED_BY_ON_OOM) set_callbacks(w, free_when_asked);
+    if (way == LIMIT_RAISED) set_callbacks(w, raise_limit_when_asked);
     if (way == FREED_BY_ON_OOM || way == TWO_HALVES) {
         for (int i = 0; i < 2; i++) to_free[i] = get_written(w, pool, PIECE / 2, s);
         for (int i = 0; i < 2 && way == TWO_HALVES; i++) OK(galloc_free(to_free[i], s));
     } else if (way == CUT_OFF) {
-        w->shrunk = get_written(w, pool, PIECE + MIB(2), s);
-        OK(galloc_resize(w->shrunk, MIB(2), s));
+        w->kept = get_written(w, pool, PIECE + MIB(2), s);
+        OK(galloc_resize(w->kept, MIB(2), s));
+    } else if (way == LIMIT_RAISED) {
+        w->kept = get_written(w, pool, PIECE, s);
     } else if (way != NEW_PAGES) {
         OK(galloc_free(get_written(w, pool, PIECE, s), s));
     }
@@ -497,13 +511,13 @@ static void expect_served(world *w, int kind, int way)
     OK(request(w, kind, PIECE, &p));
     now = stats_of(w->pool);
     OK(cudaPeekAtLastError());
-    EXPECT_EQ(w->oom, way == FREED_BY_ON_OOM ? 2 : 0);
+    EXPECT_EQ(w->oom, way == FREED_BY_ON_OOM ? 2 : way == LIMIT_RAISED);
     EXPECT_EQ(w->rejects, 0);
     EXPECT_EQ(now.failures, before.failures);
     EXPECT_EQ(now.rejections, 0);
     EXPECT_EQ(now.mallocs - before.mallocs, is_block);
     EXPECT_EQ(now.blocks.total - before.blocks.total, is_block);
-    EXPECT(now.reserved.peak <= LIMIT);
+    EXPECT(now.reserved.peak <= (way == LIMIT_RAISED ? 2 : 1) * (size_t)LIMIT);
     EXPECT_EQ(now.live.peak, larger(before.live.peak, now.live.current));
     EXPECT_EQ(now.blocks.peak, larger(before.blocks.peak, now.blocks.current));
     EXPECT_EQ(failed_rows(w) + failed_events(w), 0);
@@ -532,10 +546,10 @@ static void expect_served(world *w, int kind, int way)
     if (kind == CAPTURED) capture_end(on);
     look(w->s, w->held, w->written, 1);
     OK(galloc_free(get_used(w->pool, 512, w->s, 2), w->s));
-    if (w->shrunk) {
-        EXPECT_EQ(info_of(w->shrunk).requested, MIB(2));
-        look(w->s, w->shrunk, smaller(MIB(2), w->written), 3);
-        OK(galloc_free(w->shrunk, w->s));
+    if (w->kept) {
+        if (way == CUT_OFF) EXPECT_EQ(info_of(w->kept).requested, MIB(2));
+        look(w->s, w->kept, smaller(MIB(2), w->written), 3);
+        OK(galloc_free(w->kept, w->s));
     }
     pool_end(other);
     stream_end(t);
@@ -552,10 +566,12 @@ static int can_be_cut_off(int kind, int how)
 static int the_way;
 static void serve(world *w, int kind)
 {
-    int usable = the_way == NEW_PAGES || (the_way == FREED_AND_DONE && !(w->settings->how & NOT_REUSED));
+    int pages = the_way == NEW_PAGES || the_way == LIMIT_RAISED;
+    int usable = pages || (the_way == FREED_AND_DONE && !(w->settings->how & NOT_REUSED));
     if (kind == CAPTURED && !usable) return;
     if ((the_way == OF_ANOTHER_POOL || (of_requests && kind == RESERVE)) && w->settings->how & BOUNDED) return;
-    if (the_way == FREED_BY_ON_OOM && w->settings->how & NOT_ASKED) return;
+    if (the_way >= FREED_BY_ON_OOM && w->settings->how & NOT_ASKED) return;
+    if (the_way == LIMIT_RAISED && w->settings->how & LIMIT_STAYS) return;
     if (the_way == CUT_OFF && !can_be_cut_off(kind, w->settings->how)) return;
     expect_served(w, kind, the_way);
 }
@@ -564,7 +580,7 @@ static void serve(world *w, int kind)
 static void serve_all(int way)
 {
     the_way = way;
-    for_each_kind(serve, 5, 1, "");
+    for_each_kind(serve, way == LIMIT_RAISED ? 2 : 5, 1, "");
 }
 
 TEST(a_request_gets_new_pages) { serve_all(NEW_PAGES); }
@@ -574,6 +590,7 @@ TEST(a_request_gets_what_another_stream_is_done_with) { serve_all(FREED_AND_DONE
 TEST(a_request_waits_for_another_stream) { serve_all(FREED_ELSEWHERE); }
 TEST(a_request_gets_two_pieces_as_one) { serve_all(TWO_HALVES); }
 TEST(a_request_gets_what_another_pool_does_not_use) { serve_all(OF_ANOTHER_POOL); }
+TEST(a_request_gets_what_on_oom_allows) { serve_all(LIMIT_RAISED); }
 TEST(a_request_gets_what_on_oom_frees_twice) { serve_all(FREED_BY_ON_OOM); }
 
 /* The last page within a limit is had; one byte more is refused, and changes nothing. */
@@ -818,6 +835,57 @@ TEST(the_program_knows_of_the_memory_of_each_request)
     told.on = 1;
     for (int way = TWO_HALVES; way <= FREED_BY_ON_OOM; way++) serve_all(way);
     for_each_kind(run_out, 5, 1, "");
+    told.on = 0;
+}
+
+static int kind_within;
+static size_t bytes_within;
+
+/* Within on_map no page is mapped: what is free serves, and for more there is no memory. */
+static void request_within_on_map(world *w)
+{
+    void *p = w;
+    long calls = memory_calls();
+    int fits = bytes_within < MIB(1);
+    cudaStream_t on = kind_within == CAPTURED ? w->captured : w->s;
+    told.within = NULL;
+    if (kind_within == CAPTURED) OK(cudaStreamBeginCapture(on, cudaStreamCaptureModeThreadLocal));
+    EXPECT_EQ(request(w, kind_within, bytes_within, &p), fits ? cudaSuccess : cudaErrorMemoryAllocation);
+    EXPECT_EQ(memory_calls(), calls);
+    if (!fits) EXPECT(kind_within == RESERVE || kind_within == GROWTH ? p == w : !p);
+    if (!fits) EXPECT(strstr(galloc_last_message(), "no page can be mapped while on_map or on_unmap is running"));
+    if (fits && p != w) put(on, p, bytes_within, 4);
+    if (fits && p != w) OK(galloc_free(p, on));
+    if (kind_within == CAPTURED) capture_end(on);
+    EXPECT_EQ(w->oom + w->rejects, 0);
+}
+
+/* A free part of a page does not move, so it is there when other pages are mapped. */
+static void request_in_on_map(world *w, int kind)
+{
+    for (int fits = 0; fits < 2; fits++) {
+        int own = kind == RESERVE && w->settings->how & (BOUNDED | NOT_REUSED); /* what is free is a stream's own */
+        if (fits && (kind == ALIGNED || kind == CAPTURED || kind == ROOM || kind == GROWTH || own)) continue;
+        void *p = get(w->pool, MIB(1) - 512, w->s), *beside = get(w->pool, 512, w->s);
+        w->grows = kind == GROWTH ? get_growable(w->pool, 512, PIECE, w->s) : NULL;
+        OK(galloc_free(p, w->s));
+        kind_within = kind;
+        bytes_within = fits ? MIB(1) - 512 : PIECE;
+        told.within = request_within_on_map;
+        OK(galloc_free(get_written(w, w->pool, MIB(12), w->s), w->s));
+        EXPECT(!told.within);
+        EXPECT_EQ(galloc_pool_check(w->pool), 0);
+        if (w->grows) OK(galloc_free(w->grows, w->s));
+        OK(galloc_free(beside, w->s));
+        OK(galloc_pool_trim(w->pool, 0, NULL));
+    }
+    look(w->s, w->held, w->written, 1);
+}
+
+TEST(within_on_map_each_kind_of_request_gets_what_is_there)
+{
+    told.on = 1;
+    for_each_kind(request_in_on_map, 4, 1, "");
     told.on = 0;
 }
 
