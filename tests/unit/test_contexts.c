@@ -2454,6 +2454,26 @@ TEST(pools_of_unlike_devices_go_side_by_side)
     }
 }
 
+/* A setting that suits the pages of one device does for one whose pages are larger. */
+TEST(growth_is_a_page_of_the_device_at_least)
+{
+    for (int device = 0; device < 3; device++) {
+        begin_unlike(SIM_PACE_PROMPT);
+        galloc_pool *pool = pool_of("growth:2M", device);
+        (void)primary(device);
+        cudaStream_t s = stream_new();
+        size_t page = unlike[device].granularity;
+        void *p = get_used(pool, 1000, s, 1), *q = get_used(pool, 3 * page, s, 2);
+        EXPECT_EQ(stats_of(pool).reserved.current, 4 * page);
+        for (int i = 0; i < GALLOC_PAGE_SIZES; i++)
+            EXPECT_EQ(stats_of(pool).pages[i].bytes, MIB(2) << i == page ? 4 * page : 0);
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
 static void give_access(galloc_pool *pool, void *addr, size_t bytes, void *device)
 {
     CUmemAccessDesc access = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, *(const int *)device},
@@ -2462,7 +2482,7 @@ static void give_access(galloc_pool *pool, void *addr, size_t bytes, void *devic
     OK(cuMemSetAccess((CUdeviceptr)(uintptr_t)addr, bytes, &access, 1));
 }
 
-/* Another device reaches what on_map gives it, also where pages move. They are made for RDMA if their own device can. */
+/* Another device reaches what on_map gives it, also where pages move. They are made for RDMA if their device can. */
 TEST(another_device_reaches_what_on_map_gives_it)
 {
     enum { BLOCKS = 8 };
