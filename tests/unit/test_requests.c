@@ -434,7 +434,17 @@ TEST(a_request_that_fails_at_once_is_told_of_alike)
 enum { PIECE = 20 << 20 }; /* two do not fit beside what is held */
 
 /* What is free before a request for a piece, which so is served. */
-enum way { NEW_PAGES, FREED, CUT_OFF, FREED_AND_DONE, FREED_ELSEWHERE, TWO_HALVES, OF_ANOTHER_POOL, FREED_BY_ON_OOM, LIMIT_RAISED };
+enum way {
+    NEW_PAGES,
+    FREED,
+    CUT_OFF,
+    FREED_AND_DONE,
+    FREED_ELSEWHERE,
+    TWO_HALVES,
+    OF_ANOTHER_POOL,
+    FREED_BY_ON_OOM,
+    LIMIT_RAISED
+};
 
 static void *to_free[2]; /* by on_oom, one at each call */
 
