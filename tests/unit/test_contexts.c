@@ -2454,6 +2454,36 @@ TEST(pools_of_unlike_devices_go_side_by_side)
     }
 }
 
+/* A capture of one device's stream gets memory of the pool's device, also where other calls get it in stream order. */
+TEST(a_capture_on_another_device_has_memory_of_the_pools)
+{
+    static const char *const kinds[] = {"expandable_segments:True", "expandable_segments:False", "backend:cudaMalloc",
+                                        "backend:cudaMallocAsync"};
+    for (size_t i = 0; i < COUNT(kinds); i++) {
+        for (int device = 0; device < 2; device++) {
+            begin_devices(2, SIM_PACE_STILL);
+            cudaStream_t s = stream_in(primary(!device)), blocking = NULL;
+            cudaGraph_t graph = NULL;
+            OK(cudaStreamCreate(&blocking));
+            galloc_pool *pool = pool_of(kinds[i], device);
+            for (int way = 0; way < 2; way++) { /* 1: the legacy stream, beside the capture of a blocking one */
+                OK(cudaStreamBeginCapture(way ? blocking : s, cudaStreamCaptureModeRelaxed));
+                void *p = get(pool, MIB(4), way ? NULL : s);
+                EXPECT_EQ(info_of(p).device, device);
+                EXPECT(sim_physical(device) >= MIB(4));
+                EXPECT_EQ(sim_physical(!device), 0);
+                if (!way) OK(galloc_free(p, s));
+                OK(cudaStreamEndCapture(way ? blocking : s, &graph));
+                if (way) OK(galloc_free(p, NULL));
+                OK(cudaGraphDestroy(graph));
+            }
+            OK(cudaStreamDestroy(blocking));
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
 /* A setting that suits the pages of one device does for one whose pages are larger. */
 TEST(growth_is_a_page_of_the_device_at_least)
 {
