@@ -17,11 +17,11 @@ static const char *const names[KINDS] = {"galloc_malloc", "galloc_pool_malloc", 
 enum {
     ROOM_IS_MEMORY = 1, /* so a block with room has the memory to grow */
     OTHER_BACKEND = 2,
-    NOT_ASKED = 4, /* on_oom can ask for no attempt, and is not called */
-    CONTENTS = 8,  /* guards and poison are compared, so the device has memory */
-    NOT_REUSED = 16, /* by captured streams */
-    BOUNDED = 32, /* waits are, so nobody waits for what has no event: of the only stream, or a default stream */
-    LIMIT_STAYS = 64 /* the driver's pool keeps the one that it was made with */
+    NOT_ASKED = 4,      /* on_oom can ask for no attempt, and is not called */
+    CONTENTS = 8,       /* guards and poison are compared, so the device has memory */
+    NOT_REUSED = 16,    /* by captured streams */
+    BOUNDED = 32,       /* waits are: nobody waits for what has no event, of the only stream or a default stream */
+    LIMIT_STAYS = 64    /* the driver's pool keeps the one that it was made with */
 };
 
 static const struct settings {
@@ -524,7 +524,7 @@ static void expect_served(world *w, int kind, int way)
     EXPECT_EQ(w->oom, way == FREED_BY_ON_OOM ? 2 : way == LIMIT_RAISED);
     EXPECT_EQ(w->rejects, 0);
     EXPECT_EQ(now.failures, before.failures);
-    EXPECT_EQ(now.rejections, 0);
+    EXPECT_EQ(now.rejections, before.rejections);
     EXPECT_EQ(now.mallocs - before.mallocs, is_block);
     EXPECT_EQ(now.blocks.total - before.blocks.total, is_block);
     EXPECT(now.reserved.peak <= (way == LIMIT_RAISED ? 2 : 1) * (size_t)LIMIT);
@@ -729,7 +729,19 @@ TEST(captures_of_a_group_share_memory_with_all_settings) { for_each_kind(capture
 /* What the driver makes memory with. */
 static const char *const functions[] = {"cuMemCreate", "cuMemAlloc", "cuMemAllocFromPoolAsync"};
 
-/* Without host memory, or by an error of the driver. There was a refusal before, whose report is not read any more. */
+/* Of a refusal, which is not read any more once an allocation has failed otherwise. */
+static void leave_a_report(world *w)
+{
+    galloc_report r;
+    void *p;
+    EXPECT_EQ(galloc_pool_malloc(w->pool, &p, LIMIT + 1, w->s), cudaErrorMemoryAllocation);
+    OK(galloc_oom_report(&r));
+    w->rejects = 0;
+}
+
+static size_t rows_and_events(const world *w) { return allocations(w) + failed_rows(w) + failed_events(w); }
+
+/* Without host memory, or by an error of the driver. */
 static void fail_otherwise(world *w, int kind, int host)
 {
     void *p = w;
@@ -738,11 +750,8 @@ static void fail_otherwise(world *w, int kind, int host)
     size_t rows, left = LIMIT - HELD - MIB(4);
     long lines;
     w->grows = kind == GROWTH ? get_growable(w->pool, 512, left, w->s) : NULL;
-    EXPECT_EQ(request(w, FROM_A_POOL, LIMIT + 1, &p), cudaErrorMemoryAllocation);
-    OK(galloc_oom_report(&r));
-    w->rejects = 0;
-    p = w;
-    rows = allocations(w) + failed_rows(w) + failed_events(w);
+    leave_a_report(w);
+    rows = rows_and_events(w);
     before = stats_of(w->pool);
     lines = log_lines;
     if (kind == CAPTURED) OK(cudaStreamBeginCapture(w->captured, cudaStreamCaptureModeThreadLocal));
@@ -766,7 +775,7 @@ static void fail_otherwise(world *w, int kind, int host)
     EXPECT_EQ(now.rejections, before.rejections);
     EXPECT_EQ(now.failures - before.failures, kind != RESERVE && kind != GROWTH);
     EXPECT_EQ(now.reserved.current, before.reserved.current);
-    EXPECT_EQ(allocations(w) + failed_rows(w) + failed_events(w), rows);
+    EXPECT_EQ(rows_and_events(w), rows);
     EXPECT_EQ(bytes_in(w->file), 0);
     EXPECT_EQ(galloc_pool_check(w->pool), 0);
     look(w->s, w->held, w->written, 1);
@@ -797,7 +806,8 @@ static void meet_a_broken_context(world *w, int kind)
     if (kind == CAPTURED || (kind == RESERVE && w->settings->how & BOUNDED)) return; /* no call would tell of it */
     w->grows = kind == GROWTH ? get_growable(w->pool, 512, PIECE, w->s) : NULL;
     OK(galloc_free(get(w->pool, PIECE, w->s), w->s));
-    rows = allocations(w);
+    leave_a_report(w);
+    rows = rows_and_events(w);
     before = stats_of(w->pool);
     OK(cuCtxGetCurrent(&context));
     sim_context_fail(context, cudaErrorIllegalAddress);
@@ -809,8 +819,8 @@ static void meet_a_broken_context(world *w, int kind)
     EXPECT_EQ(w->oom + w->rejects, 0);
     EXPECT(!memcmp(&now.live, &before.live, sizeof now.live));
     EXPECT(!memcmp(&now.blocks, &before.blocks, sizeof now.blocks));
-    EXPECT_EQ(now.rejections, 0);
-    EXPECT_EQ(allocations(w) - rows + failed_rows(w) + failed_events(w) + bytes_in(w->file), 0);
+    EXPECT_EQ(now.rejections, before.rejections);
+    EXPECT_EQ(rows_and_events(w) + bytes_in(w->file), rows);
     EXPECT_EQ(galloc_pool_check(w->pool), 0);
     OK(cudaDeviceReset());
     (void)cudaGetLastError();
@@ -824,6 +834,47 @@ static void meet_a_broken_context(world *w, int kind)
 }
 
 TEST(a_broken_context_serves_no_kind_of_request) { for_each_kind(meet_a_broken_context, 4, 1, ""); }
+
+/* On a stream whose capture has been invalidated nothing is served, also of what is free. */
+static void meet_a_failed_capture(world *w, int kind)
+{
+    cudaStream_t s = w->s;
+    cudaGraph_t graph = NULL;
+    galloc_stats before, now;
+    galloc_report r;
+    size_t rows;
+    void *p = w;
+    if (kind == RESERVE || kind == CAPTURED) return; /* without a stream; the others are captured */
+    w->grows = kind == GROWTH ? get_growable(w->pool, 512, PIECE, s) : NULL;
+    OK(galloc_free(get(w->pool, PIECE, s), s));
+    leave_a_report(w);
+    rows = rows_and_events(w);
+    before = stats_of(w->pool);
+    OK(cudaStreamBeginCapture(w->captured, cudaStreamCaptureModeRelaxed));
+    EXPECT(cudaStreamSynchronize(w->captured) != cudaSuccess);
+    (void)cudaGetLastError();
+    sim_findings_clear();
+    w->s = w->captured;
+    EXPECT_EQ(request(w, kind, PIECE, &p), kind == GROWTH ? cudaErrorNotSupported : cudaErrorStreamCaptureInvalidated);
+    w->s = s;
+    OK(cudaPeekAtLastError());
+    EXPECT(kind == GROWTH ? p == w : !p);
+    EXPECT(!strncmp(galloc_last_message(), names[kind], strlen(names[kind])));
+    EXPECT_EQ(galloc_oom_report(&r), cudaErrorNotReady);
+    now = stats_of(w->pool);
+    EXPECT_EQ(w->oom + w->rejects, 0);
+    EXPECT(!memcmp(&now.live, &before.live, sizeof now.live));
+    EXPECT(!memcmp(&now.blocks, &before.blocks, sizeof now.blocks));
+    EXPECT_EQ(now.failures - before.failures, kind != GROWTH);
+    EXPECT_EQ(rows_and_events(w) + bytes_in(w->file), rows);
+    EXPECT_EQ(galloc_pool_check(w->pool), 0);
+    EXPECT_EQ(cudaStreamEndCapture(w->captured, &graph), cudaErrorStreamCaptureInvalidated);
+    (void)cudaGetLastError();
+    OK(request(w, kind, PIECE, &p));
+    OK(galloc_free(kind == GROWTH ? w->grows : p, s));
+}
+
+TEST(a_failed_capture_serves_no_kind_of_request) { for_each_kind(meet_a_failed_capture, 4, 1, ""); }
 
 /* ---- default streams --------------------------------------------------------------------------------------------- */
 
