@@ -687,6 +687,10 @@ static void do_context(void)
 
 /* ---- a program --------------------------------------------------------------------------------------------------- */
 
+/* What the second device has that the first has not, by the program's number. */
+static const sim_unlike second[] = {{.memory = 0}, {.memory = MIB(96), .granularity = MIB(8)},
+                                    {.memory = MIB(320), .granularity = MIB(4), .no_rdma = 1}, {.no_vmm = 1}};
+
 static void world_begin(uint64_t seed)
 {
     sim_options options = sim_defaults();
@@ -701,6 +705,7 @@ static void world_begin(uint64_t seed)
     faults = seed % 3 == 2;
     options.devices = DEVICES;
     options.memory = MIB(160);
+    options.unlike[1] = second[seed / 3 % 4];
     options.seed = seed;
     options.pace = below(3) - 1;
     options.lag = one_in(3) ? below(40) : 0;
