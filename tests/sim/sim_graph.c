@@ -116,6 +116,7 @@ int sm_object_create(cudaUserObject_t *out, void *ptr, cudaHostFn_t destroy, uns
     o->destroy = destroy;
     o->ptr = ptr;
     sm.objects = o;
+    sm_order_before(ptr);
     *out = o;
     return 0;
 }

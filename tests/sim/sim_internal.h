@@ -527,6 +527,7 @@ void sm_lock(void);
 int sm_lock_for(int seconds);
 int sm_start(const sim_options *options);
 void sm_unlock(void);
+void sm_order_before(void *object); /* for ThreadSanitizer: what is done before its destructor is called */
 sm_thread *sm_self(void);
 int sm_begin(int fn);
 int sm_end(int error);

@@ -24,7 +24,7 @@ static const struct {
     {"backend:cudaMalloc,memory_limit:64M,stats:exact", 1},
     {"memory_limit:64M,gc_age:1ms,growth:2M,overhead:0", 0},
 };
-enum { KINDS = sizeof kinds / sizeof *kinds, HEURISTIC = 4 };
+enum { KINDS = sizeof kinds / sizeof *kinds, NATIVE = 2, HEURISTIC = 4, ASYNC = 6 };
 
 static struct {
     galloc_pool *pool[KINDS];
@@ -639,6 +639,16 @@ static void open_meeting(int kind)
     m.done[0] = m.done[1] = 0;
 }
 
+static void open_pools(void)
+{
+    for (int kind = 0; kind < KINDS; kind++) {
+        open_meeting(kind);
+        galloc_config config = some_config();
+        if (kinds[kind].settings) m.pool[kind] = pool_new(&config);
+        else OK(galloc_pool_default(&m.pool[kind], m.device));
+    }
+}
+
 static void renew_pool(void)
 {
     galloc_config config = some_config();
@@ -756,12 +766,7 @@ static void meet_all(int from, int end)
     for (row = from; row < end; row++) {
         pthread_t thread;
         set_out(row % 2 ? "memory_limit:64M" : "memory_limit:64M,trace:%s,snapshot_on_oom:%s", folder);
-        for (int kind = 0; kind < KINDS; kind++) {
-            open_meeting(kind);
-            galloc_config config = some_config();
-            if (kinds[kind].settings) m.pool[kind] = pool_new(&config);
-            else OK(galloc_pool_default(&m.pool[kind], m.device));
-        }
+        open_pools();
         pthread_create(&thread, NULL, second, NULL);
         for (int i = 0; i < CALLS * KINDS; i++) {
             column = i / KINDS;
@@ -788,6 +793,156 @@ static void meet_all(int from, int end)
 TEST(functions_that_allocate_meet_all) { meet_all(0, 12); }
 TEST(functions_that_set_or_end_meet_all) { meet_all(12, 21); }
 TEST(functions_that_ask_meet_all) { meet_all(21, CALLS); }
+
+/* ---- between two locks ------------------------------------------------------------------------------------------- */
+
+/* The first thread stops before each lock, after each and before each call of the driver, and the second one calls a
+   function meanwhile. They tell each other so by relaxed numbers: what the first one does next without the lock that
+   the second one had is a race, whatever the time of day. */
+static struct {
+    call *const *asks, *const *others; /* while the first one has a long lock, and while it has none */
+    int n_asks, n_others;
+    int next, begun, come, gone, over;
+} between;
+
+static __thread int stops;
+
+/* The looks at a stream before its cache serves it: the latch of that may be held. */
+static int is_look(const char *function)
+{
+    static const char *const looks[] = {"cuStreamIsCapturing", "cuStreamGetId", "cuStreamGetCtx", "cuCtxGetCurrent",
+                                        "cuCtxGetId"};
+    for (size_t i = 0; i < sizeof looks / sizeof *looks; i++)
+        if (!strncmp(function, looks[i], strlen(looks[i]))) return 1;
+    return 0;
+}
+
+/* Goes on after a while, too: the other one may need what this thread has. */
+static void let_the_other_call(const char *function, int locks)
+{
+    uint64_t end;
+    if (!stops || (function && is_look(function))) return;
+    if (__atomic_load_n(&between.gone, __ATOMIC_RELAXED) != between.come) return;
+    stops = 0;
+    __atomic_store_n(&between.come, between.come + 2 + !locks - between.come % 2, __ATOMIC_RELAXED);
+    end = inside_clock() + 50000000;
+    while (__atomic_load_n(&between.gone, __ATOMIC_RELAXED) != between.come && inside_clock() < end) sched_yield();
+    stops = 1;
+}
+
+static void call_in_the_pool(caller *c, call *function)
+{
+    c->is_brief = 0;
+    c->pool = m.pool_met;
+    c->stream = m.shared[m.device][0];
+    c->other = c->own[m.device];
+    function(c);
+}
+
+static void *answer(void *unused)
+{
+    int come, gone = 0, n = between.next;
+    OK(cudaSetDevice(m.device));
+    __atomic_store_n(&between.begun, 1, __ATOMIC_RELAXED);
+    while (!__atomic_load_n(&between.over, __ATOMIC_RELAXED)) {
+        come = __atomic_load_n(&between.come, __ATOMIC_RELAXED);
+        if (come == gone) {
+            sched_yield();
+            continue;
+        }
+        call *function = come % 2 ? between.others[n % between.n_others] : between.asks[n % between.n_asks];
+        call_in_the_pool(&callers[1], function);
+        n++;
+        gone = come;
+        __atomic_store_n(&between.gone, gone, __ATOMIC_RELAXED);
+    }
+    return unused;
+}
+
+/* The first thread calls `function` while the second one calls what `between` says. */
+static void meet_between(call *function, int times)
+{
+    pthread_t thread;
+    OK(cudaSetDevice(m.device));
+    between.begun = between.come = between.gone = between.over = 0;
+    inside_on_step = let_the_other_call;
+    pthread_create(&thread, NULL, answer, NULL);
+    wait_for_flag(&between.begun);
+    stops = 1;
+    for (int i = 0; i < times; i++) call_in_the_pool(&callers[0], function);
+    stops = 0;
+    __atomic_store_n(&between.over, 1, __ATOMIC_RELAXED);
+    pthread_join(thread, NULL);
+    inside_on_step = NULL;
+}
+
+/* It waits for the device as cudaFree does, which ends captures. */
+static void call_override_free_of_all(caller *c)
+{
+    if (calls[row] == capture || calls[row] == call_graphs) return;
+    void *ptr = obtain(c, some_bytes(c), c->stream);
+    if (ptr) freed(c, galloc_override_free(ptr, c->stream, GALLOC_OVERRIDE_DEVICE), c->pool);
+}
+
+/* These mostly need no lock but that of the pool, which is free whenever a thread stops. */
+static call *const asks[] = {call_pool_stats, call_pool_malloc,    call_pool_torch_stats, call_pool_streams,
+                             call_config,     call_pool_decisions, call_malloc};
+static call *const others[] = {call_pool_stats,         call_malloc,     call_pool_malloc, call_pool_trim,
+                               call_pool_set_callbacks, call_snapshot,   call_pool_check,  call_stream_retire,
+                               call_pool_history,       call_oom_report, capture,          call_pool_set_limit,
+                               call_pool_torch_stats,   call_live_text,  call_resize,      call_override_free_of_all};
+
+TEST(functions_meet_between_two_locks)
+{
+    char folder[] = "/tmp/galloc_pairs.XXXXXX";
+    EXPECT(mkdtemp(folder));
+    row = 0;
+    set_out("memory_limit:64M", folder);
+    open_pools();
+    between.asks = asks;
+    between.others = others;
+    between.n_asks = sizeof asks / sizeof *asks;
+    between.n_others = sizeof others / sizeof *others;
+    for (int kind = 0; kind < KINDS; kind++) {
+        for (row = column = 0; row < CALLS; row++, column++) {
+            open_meeting(kind);
+            if (kinds[kind].settings) renew_pool();
+            galloc_stats before = stats_of(m.pool_met);
+            between.next = row;
+            meet_between(calls[row], 2);
+            close_meeting(&before, 0);
+        }
+    }
+    settle();
+    remove_files(folder);
+}
+
+/* A function in the first thread with always the same one in the second. */
+TEST(pairs_meet_again_between_two_locks)
+{
+    static const struct {
+        int kind;
+        call *first, *second;
+    } pairs[] = {
+        {ASYNC, fill, call_pool_stats},
+    };
+    char folder[] = "/tmp/galloc_pairs.XXXXXX";
+    EXPECT(mkdtemp(folder));
+    row = column = 0;
+    set_out("memory_limit:64M", folder);
+    open_pools();
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        open_meeting(pairs[i].kind);
+        renew_pool();
+        galloc_stats before = stats_of(m.pool_met);
+        between.asks = between.others = &pairs[i].second;
+        between.n_asks = between.n_others = 1;
+        meet_between(pairs[i].first, 10);
+        close_meeting(&before, 0);
+    }
+    settle();
+    remove_files(folder);
+}
 
 static void *first_calls(void *unused)
 {

@@ -69,6 +69,7 @@ int inside_nvtx_fixed = 1;
 
 void (*inside_on_budget)(void);
 void (*inside_on_map)(void);
+void (*inside_on_step)(const char *function, int locks);
 
 /* The locks that a thread holds. Any thread that breaks the order of the locks (see gai_locks) ends the program. */
 #define INSIDE_HELD 8
@@ -115,22 +116,37 @@ static void inside_check_lock(const pthread_mutex_t *mutex)
     }
 }
 
+static int inside_lock_is_short(const pthread_mutex_t *mutex)
+{
+    return inside_lock_is_last(mutex) || inside_lock_is_of_pool(mutex, offsetof(struct galloc_pool, lock));
+}
+
+static void inside_step(const char *function)
+{
+    int i;
+    if (!inside_on_step) return;
+    for (i = 0; i < inside_held.count; i++)
+        if (inside_lock_is_short(inside_held.locks[i])) return;
+    inside_on_step(function, inside_held.count);
+}
+
 /* The simulated device tells of each call. The driver may block, so no lock of short calls is held meanwhile. */
 void sim_called(const char *function)
 {
     int i;
     for (i = 0; i < inside_held.count; i++) {
-        const pthread_mutex_t *held = inside_held.locks[i];
-        if (!inside_lock_is_last(held) && !inside_lock_is_of_pool(held, offsetof(struct galloc_pool, lock))) continue;
+        if (!inside_lock_is_short(inside_held.locks[i])) continue;
         printf("%s: ", function);
         inside_lock_is(0, "no call of the driver under the pool's or one of the last");
     }
+    inside_step(function);
 }
 
 static int __attribute__((unused)) inside_lock(pthread_mutex_t *mutex)
 {
     if (inside_on_budget && mutex == &gai_locks.budget) inside_on_budget();
     if (inside_on_map && mutex == &gai_locks.map) inside_on_map();
+    inside_step(NULL);
     inside_check_lock(mutex);
     inside_held.locks[inside_held.count++] = mutex;
     return (pthread_mutex_lock)(mutex);
@@ -146,11 +162,13 @@ static int __attribute__((unused)) inside_try(pthread_mutex_t *mutex)
 
 static int __attribute__((unused)) inside_unlock(pthread_mutex_t *mutex)
 {
-    int i = 0;
+    int i = 0, result;
     while (i < inside_held.count && inside_held.locks[i] != mutex) i++;
     inside_lock_is(i < inside_held.count, "one that is released is held by this thread");
     inside_held.locks[i] = inside_held.locks[--inside_held.count];
-    return (pthread_mutex_unlock)(mutex);
+    result = (pthread_mutex_unlock)(mutex);
+    inside_step(NULL);
+    return result;
 }
 
 #define INSIDE_PUT(name, arguments) gai_cu.name = driver.name;
