@@ -580,6 +580,50 @@ TEST(the_driver_has_default_streams_of_two_contexts)
     }
 }
 
+/* The driver reuses memory in the order of a stream whichever context is current at its free. */
+TEST(the_driver_gets_a_free_while_another_context_is_current)
+{
+    for (int place = 0; place < PLACES; place++) {
+        begin_devices(2, SIM_PACE_STILL);
+        CUcontext own = primary(0), other = context_at(place);
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync,memory_limit:4M,wait_limit_ms:0", 0);
+        cudaStream_t s = stream_in(own);
+        for (int i = 0; i < 3; i++) {
+            enter(own);
+            void *p = get_used(pool, MIB(4), s, 1);
+            enter(other);
+            OK(galloc_free(p, s));
+        }
+        EXPECT(sim_pending() > 0);
+        enter(own);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* A free for which host memory is missing waits for its stream: the default stream of the current context. */
+TEST(a_free_without_host_memory_waits_in_the_current_context)
+{
+    for (int per_thread = 0; per_thread < 2; per_thread++) {
+        begin_devices(1, SIM_PACE_STILL);
+        CUcontext own = primary(0), other = context_new(0);
+        galloc_pool *pool = pool_of("", 0);
+        cudaStream_t zero = per_thread ? cudaStreamPerThread : cudaStreamLegacy, s = stream_in(own);
+        void *p = get(pool, MIB(4), s);
+        enter(other);
+        put(zero, p, MIB(4), 1);
+        sim_fail_malloc(1, 1);
+        OK(galloc_free(p, zero));
+        EXPECT(sim_failed_mallocs() > 0);
+        sim_fail_clear();
+        enter(own);
+        p = get_used(pool, MIB(4), s, 2);
+        OK(galloc_free(p, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* A stream frees a block of another device. What it allocates next is memory of its own device all the same. */
 TEST(a_free_of_another_devices_block_leads_no_allocation_there)
 {
