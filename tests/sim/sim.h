@@ -48,7 +48,7 @@ enum { SIM_PACE_RANDOM = -1, /* each CUDA call lets 0..3 operations begin or end
 /* How a device differs from what the options say of all; 0: it does not. */
 typedef struct sim_unlike {
     size_t memory, granularity;
-    int no_vmm, no_rdma, no_pools; /* 1: the device does not support it; pools are those of cuMemPoolCreate */
+    int no_vmm, no_rdma, no_pools; /* 1: the device does not support it; pools: cudaMallocAsync too */
 } sim_unlike;
 
 typedef struct sim_options {

@@ -647,7 +647,9 @@ int sm_malloc_async(uint64_t *out, size_t bytes, CUmemoryPool pool, CUstream str
     size_t size = sm_round_up(bytes, SM_PAGE);
     int error = async_stream(stream, &s);
     if (error || !out || !bytes) return error ? error : E_VALUE;
-    if (bytes > sm.device[async_device(s, pool)].has.memory) return E_MEMORY;
+    const sim_unlike *has = &sm.device[async_device(s, pool)].has;
+    if (has->no_pools) return E_NOT_SUPPORTED;
+    if (bytes > has->memory) return E_MEMORY;
     if (s->capture) return malloc_in_capture(out, size, s);
     if (!pool) pool = sm.device[s->context->device].pool;
     sm_region *r = async_reuse(s, size, pool);
@@ -783,6 +785,7 @@ int sm_pool_create(CUmemoryPool *out, const CUmemPoolProps *props) {
 int sm_pool_default(CUmemoryPool *out, int device) {
     if (!out) return E_VALUE;
     if (device < 0 || device >= sm.opt.devices) return E_DEVICE;
+    if (sm.device[device].has.no_pools) return E_NOT_SUPPORTED;
     if (!sm.device[device].pool) sm.device[device].pool = pool_new(device);
     *out = sm.device[device].pool;
     return 0;

@@ -3195,6 +3195,9 @@ TEST(devices_may_be_unlike)
         of.location.id = device;
         EXPECT_EQ(cuMemPoolCreate(&pool, &of), unlike ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS);
         if (!unlike) OK(cuMemPoolDestroy(pool));
+        EXPECT_EQ(cudaDeviceGetDefaultMemPool(&pool, device), unlike ? cudaErrorNotSupported : cudaSuccess);
+        EXPECT_EQ(cudaMallocAsync(&p, PAGE, 0), unlike ? cudaErrorNotSupported : cudaSuccess);
+        if (!unlike) OK(cudaFreeAsync(p, 0));
         CUresult result = cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
         EXPECT_EQ(result, vmm ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED);
         if (!vmm) continue;
