@@ -62,7 +62,6 @@ static const struct bound {
     {"log:debug", ": out of memory", GIB(1), GIB(1) - LIMIT},
 };
 
-static int still;      /* work goes on only while a call waits for it */
 static int unrecorded; /* there is neither a history nor a log of the run */
 static cudaStream_t *of_requests; /* a default stream that they name; NULL: each world has one of its own */
 
@@ -235,8 +234,7 @@ static void world_begin(world *w, const struct settings *settings, const struct 
     sim_options options = sim_defaults();
     options.mode = settings->how & CONTENTS ? SIM_BACKED : SIM_LEDGER;
     options.memory = bound->memory;
-    options.seed = test_seed();
-    if (still) options.pace = SIM_PACE_STILL;
+    options.pace = SIM_PACE_STILL;
     begin_with(options);
     memset(w, 0, sizeof *w);
     w->settings = settings;
@@ -594,7 +592,7 @@ static void serve(world *w, int kind)
     int pages = the_way == NEW_PAGES || the_way == LIMIT_RAISED;
     int usable = pages || (the_way == FREED_AND_DONE && !(w->settings->how & NOT_REUSED));
     if (kind == CAPTURED && !usable) return;
-    int host_waits = the_way == OF_ANOTHER_POOL || (kind == RESERVE && (of_requests || the_way == FREED_ELSEWHERE)) ||
+    int host_waits = the_way == OF_ANOTHER_POOL || (kind == RESERVE && !pages && the_way != FREED_AND_DONE) ||
                      (!w->s && the_way == FREED_ELSEWHERE);
     if (host_waits && w->settings->how & BOUNDED) return;
     if (the_way >= FREED_BY_ON_OOM && w->settings->how & NOT_ASKED) return;
@@ -607,9 +605,7 @@ static void serve(world *w, int kind)
 static void serve_all(int way)
 {
     the_way = way;
-    still = way == FREED_ELSEWHERE;
     for_each_kind(serve, way == LIMIT_RAISED ? 2 : 5, 1, "");
-    still = 0;
 }
 
 TEST(a_request_gets_new_pages) { serve_all(NEW_PAGES); }
