@@ -2498,6 +2498,39 @@ TEST(pools_of_unlike_devices_go_side_by_side)
     }
 }
 
+/* Under each strategy and each backend a default pool has its fraction of its own device, and cudaMalloc's pool too. */
+TEST(fractions_are_of_the_pools_device)
+{
+    static const char *const kinds[] = {"strategy:caching", "strategy:pooled", "strategy:heuristic", "like:pytorch",
+                                        "expandable_segments:False", "backend:cudaMalloc"};
+    for (size_t i = 0; i < COUNT(kinds); i++) {
+        char text[100];
+        snprintf(text, sizeof text, "%s,per_process_memory_fraction:0.5", kinds[i]);
+        begin_unlike(SIM_PACE_PROMPT);
+        setenv("GALLOC_CONF", text, 1);
+        for (int device = 0; device < UNLIKE; device++) {
+            size_t memory = unlike[device].memory;
+            cudaStream_t s = stream_in(primary(device));
+            galloc_report report;
+            void *p = NULL, *q = NULL;
+            EXPECT_EQ(galloc_override_malloc(&p, memory * 5 / 8), cudaErrorMemoryAllocation);
+            OK(galloc_override_malloc(&p, memory / 4));
+            EXPECT_EQ(info_of(p).device, device);
+            OK(galloc_override_free(p, NULL, GALLOC_OVERRIDE_DEVICE));
+            (void)primary((device + 1) % UNLIKE);
+            EXPECT_EQ(galloc_malloc(&q, memory * 5 / 8, s), cudaErrorMemoryAllocation);
+            OK(galloc_oom_report(&report));
+            EXPECT_EQ(report.device, device);
+            EXPECT_EQ(report.limit, memory / 2);
+            OK(galloc_malloc(&q, memory * 3 / 8, s));
+            EXPECT_EQ(info_of(q).device, device);
+            OK(galloc_free(q, s));
+        }
+        unsetenv("GALLOC_CONF");
+        finish();
+    }
+}
+
 /* A capture of one device's stream gets memory of the pool's device, also where other calls get it in stream order. */
 TEST(a_capture_on_another_device_has_memory_of_the_pools)
 {
