@@ -38,7 +38,8 @@ WARNINGS := -Wall -Wextra -Wshadow -Wundef -Wstrict-prototypes -Wmissing-prototy
 	$(if $(CI),-Werror)
 CFLAGS ?= -O2 -g
 ASAN := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
-TSAN := -O1 -g -fsanitize=thread
+# Copies that the compiler writes out are not seen by ThreadSanitizer.
+TSAN := -O1 -g -fsanitize=thread $(addprefix -fno-builtin-,memcpy memmove memset memcmp)
 LIBS := -lpthread -lm -ldl
 BUNDLED := tests/sim/include
 export CC CXX CLANG CLANGXX NVCC CUDA_HOME JOBS

@@ -17,7 +17,7 @@ include=${CUDA_INCLUDE:-tests/sim/include}
 jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN)}
 seconds=${SECONDS_EACH:-60}
 flags="-std=c11 -O0 -w"
-tsan="-g -fsanitize=thread"
+tsan="-g -fsanitize=thread -fno-builtin-memcpy -fno-builtin-memmove -fno-builtin-memset -fno-builtin-memcmp"
 
 # ---- files ----------------------------------------------------------------------------------------------------------
 

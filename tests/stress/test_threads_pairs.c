@@ -924,6 +924,7 @@ TEST(pairs_meet_again_between_two_locks)
         int kind;
         call *first, *second;
     } pairs[] = {
+        {NATIVE, call_alloc, call_pool_stats},
         {ASYNC, fill, call_pool_stats},
     };
     char folder[] = "/tmp/galloc_pairs.XXXXXX";
