@@ -802,7 +802,8 @@ TEST(functions_that_ask_meet_all) { meet_all(21, CALLS); }
 static struct {
     call *const *asks, *const *others; /* while the first one has a long lock, and while it has none */
     int n_asks, n_others;
-    int next, begun, come, gone, over;
+    int at; /* the only stop, of those without a long lock, or 0 for all */
+    int stops, next, begun, come, gone, over;
 } between;
 
 static __thread int stops;
@@ -822,6 +823,7 @@ static void let_the_other_call(const char *function, int locks)
 {
     uint64_t end;
     if (!stops || (function && is_look(function))) return;
+    if (between.at && (locks || ++between.stops != between.at)) return;
     if (__atomic_load_n(&between.gone, __ATOMIC_RELAXED) != between.come) return;
     stops = 0;
     __atomic_store_n(&between.come, between.come + 2 + !locks - between.come % 2, __ATOMIC_RELAXED);
@@ -864,7 +866,7 @@ static void meet_between(call *function, int times)
 {
     pthread_t thread;
     OK(cudaSetDevice(m.device));
-    between.begun = between.come = between.gone = between.over = 0;
+    between.stops = between.begun = between.come = between.gone = between.over = 0;
     inside_on_step = let_the_other_call;
     pthread_create(&thread, NULL, answer, NULL);
     wait_for_flag(&between.begun);
@@ -942,6 +944,29 @@ TEST(pairs_meet_again_between_two_locks)
         close_meeting(&before, 0);
     }
     settle();
+    remove_files(folder);
+}
+
+/* Both threads are the first ones to call a function, one of them in the midst of the call of the other. */
+TEST(first_calls_meet_between_two_locks)
+{
+    static call *const firsts[] = {call_override_malloc, call_malloc_per_thread};
+    char folder[] = "/tmp/galloc_pairs.XXXXXX";
+    EXPECT(mkdtemp(folder));
+    row = column = 0;
+    for (size_t i = 0; i < sizeof firsts / sizeof *firsts; i++) {
+        between.asks = between.others = &firsts[i];
+        between.n_asks = between.n_others = 1;
+        between.at = 0;
+        do {
+            between.at++;
+            set_out("memory_limit:64M", folder);
+            m.fresh = 1;
+            meet_between(firsts[i], 1);
+            settle();
+        } while (between.stops >= between.at);
+    }
+    between.at = 0;
     remove_files(folder);
 }
 
