@@ -64,8 +64,8 @@ extern void (*inside_on_malloc)(size_t bytes); /* called before each allocation 
 extern void (*inside_on_free)(void);           /* and before each end of one */
 extern void (*inside_on_budget)(void);         /* and before the limits of all devices are locked */
 extern void (*inside_on_map)(void);            /* and before the nodes of the address maps are */
-/* Called in any thread before a lock is taken, after one is released, before a key is made (function: NULL) and before a
-   function of the driver is called, while it holds `locks` locks, none of them a pool's short one or one that comes
+/* Called in any thread before a lock is taken, after one is released, before a key is made (function: NULL) and before
+   a function of the driver is called, while it holds `locks` locks, none of them a pool's short one or one that comes
    after that. */
 extern void (*inside_on_step)(const char *function, int locks);
 
