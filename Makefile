@@ -168,7 +168,7 @@ enumerate: build/bundled/enumerate
 soak-oom: build/bundled/test_exhaust
 	@EXHAUST_ROUNDS=$(or $(EXHAUST_ROUNDS),1000000) $<
 
-soak-programs: build/bundled/test_programs build/bundled/test_worlds
+soak-programs: build/bundled/test_programs build/bundled/test_worlds build/bundled/test_growth
 	@for program in $^; do FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_FROM=$(or $(FUZZ_FROM),$(shell date +%s)) $$program \
 		|| exit 1; done
 

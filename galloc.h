@@ -677,7 +677,8 @@ typedef struct galloc_stranded {
 /* One step of the ladder: a part of a step of ON RUNNING OUT. */
 typedef struct galloc_step {
     const char *name;
-    const char *left_out;  /* why the step was left out, in words; NULL: it was taken, or there was nothing to do */
+    const char *left_out;  /* why the step was left out, or broken off after a gain, in words; NULL: it was taken, or
+                              there was nothing to do */
     size_t gained;         /* bytes that it made available to the requesting stream, or that the pool returned */
 } galloc_step;
 
@@ -15904,8 +15905,9 @@ static void gai_report_print_steps(gai_string *string, const galloc_report *repo
     for (i = 0; i < GALLOC_REPORT_STEPS && report->steps[i].name; i++) {
         const galloc_step *step = &report->steps[i];
         gai_print(string, "  %-43s  ", step->name);
-        if (step->left_out) gai_print(string, "left out: %s\n", step->left_out);
-        else gai_print(string, "%zu\n", step->gained);
+        if (step->gained || !step->left_out) gai_print(string, "%zu", step->gained);
+        if (step->left_out) gai_print(string, "%sleft out: %s", step->gained ? "; then " : "", step->left_out);
+        gai_print(string, "\n");
     }
 }
 
@@ -15958,14 +15960,16 @@ static void gai_report_advise_pool(gai_string *string, const galloc_report *repo
 
 static void gai_report_advise_device(gai_string *string, const galloc_report *report)
 {
-    size_t beyond = report->device_free - gai_min(report->device_free, report->room);
-    int limited = report->limit < report->device_total && beyond >= gai_report_lacks(report);
+    size_t lacks = gai_report_lacks(report), pages = gai_down(report->device_free, GAI_FIXED_SMALL);
+    int limited = report->limit < report->device_total && gai_left(pages, report->room) >= lacks;
     int full = report->device_known && report->device_free < report->rounded && !limited;
     int shared = report->held < report->limit && report->room < report->limit - report->held; /* by other pools */
+    /* Without these, the ladder has already waited for other pools and taken what they did not use. */
+    int spared = report->rejected || report->captured || report->wait_limit_ms != UINT64_MAX;
     if (limited)
         gai_print(string, "- the limit of %zu is the cause: the device has %zu free\n", report->limit,
                   report->device_free);
-    if (report->others_cached && (full || shared))
+    if (report->others_cached && spared && (shared || (full && gai_left(report->room, report->device_free) >= lacks)))
         gai_print(string, "- other pools of galloc hold %zu bytes that they do not use: galloc_pool_trim\n",
                   report->others_cached);
     if (full && report->outside >= report->device_total / 16)

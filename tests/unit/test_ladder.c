@@ -2027,7 +2027,7 @@ TEST(the_report_knows_the_device_and_other_pools)
     EXPECT_EQ(r.others_cached, stats_of(other).cached.current);
     EXPECT_EQ(r.outside, MIB(20));
     EXPECT_EQ(r.device_free, MIB(128) - sim_physical(0));
-    EXPECT(says(&r, "outside galloc: by other processes") && says(&r, "other pools of galloc hold"));
+    EXPECT(says(&r, "outside galloc: by other processes") && !says(&r, "other pools of galloc hold"));
     EXPECT(!says(&r, "the limit of") && !says(&r, "reuse:wait is off") && !says(&r, "expandable_segments is False"));
     sim_fail("cuMemGetInfo", 1, 0, 0);
     expect_refused(pool, MIB(100), s);
@@ -2746,6 +2746,8 @@ TEST(the_text_has_each_figure_of_the_report)
     r.steps[1].left_out = "a reason";
     EXPECT(says(&r, "steps taken, and the bytes gained\n  first ") && says(&r, "  31\n  second ") &&
            says(&r, "  left out: a reason\nwhat would help\n"));
+    r.steps[1].gained = 32;
+    EXPECT(says(&r, "  32; then left out: a reason\n"));
     r.rounds = 1;
     EXPECT(says(&r, "steps taken, and the bytes gained in 2 rounds\n  first ") && !says(&r, "no step was taken"));
     expect_line(&r, "live", 2, "");
@@ -2809,6 +2811,8 @@ static void expect_advice(const galloc_report *report, const char *text)
         expect_advice(&r, NULL);                                                                                       \
     } while (0)
 
+#define OTHERS(fields) (r.others_cached = 1, r.wait_limit_ms = 5, fields)
+
 /* Of each advice: that its cause suffices, and that it is not given for one byte less, or where it does not apply. */
 TEST(each_advice_has_its_cause)
 {
@@ -2850,12 +2854,16 @@ TEST(each_advice_has_its_cause)
             r.outside--);
     ADVISES("- 67108864 bytes are held outside galloc", (r.device_free = MIB(200) - 1, r.outside = MIB(64)),
             r.device_free++);
-    ADVISES("- other pools of galloc hold 1 bytes", (r.others_cached = 1, r.device_free = MIB(200) - 1),
-            r.device_free++);
-    ADVISES("- other pools of galloc hold 1 bytes", (r.others_cached = 1, r.device_free = 0), r.device_known = 0);
-    ADVISES("- other pools of galloc hold 1 bytes", (r.others_cached = 1, r.held = MIB(100), r.room -= r.held + 1),
-            r.room++);
-    ADVISES("- other pools of galloc hold 1 bytes", (r.others_cached = 1, r.device_free = 0), r.others_cached = 0);
+    ADVISES("- other pools of galloc hold 1 bytes", OTHERS(r.device_free = MIB(200) - 1), r.device_free++);
+    ADVISES("- other pools of galloc hold 1 bytes", OTHERS(r.device_free = 0), r.device_known = 0);
+    ADVISES("- other pools of galloc hold 1 bytes", OTHERS((r.held = MIB(100), r.room -= r.held + 1)), r.room++);
+    ADVISES("- other pools of galloc hold 1 bytes", OTHERS(r.device_free = 0), r.others_cached = 0);
+    /* Its own limit is the cause; or nothing has kept it from their memory, which is not to be had. */
+    ADVISES("- other pools of galloc hold 1 bytes",
+            OTHERS((r.device_free = 0, r.limit = MIB(300), r.held = MIB(200), r.room = lacks)), (r.held++, r.room--));
+    ADVISES("- other pools of galloc hold 1 bytes", OTHERS(r.device_free = 0), r.wait_limit_ms = UINT64_MAX);
+    ADVISES("- other pools of galloc hold 1 bytes",
+            (OTHERS(r.device_free = 0), r.captured = 1, r.wait_limit_ms = UINT64_MAX), r.captured = 0);
     finish();
 }
 
