@@ -1152,7 +1152,8 @@ GALLOC_API cudaError_t galloc_snapshot_save(galloc_pool *pool, const char *path)
               `text` is "" */
 GALLOC_API cudaError_t galloc_live_text(galloc_pool *pool, char *text, size_t size);
 
-/* Checks the whole heap, for tests and debugging. Takes time in proportion to the number of blocks.
+/* Checks the whole heap, for tests and debugging. Takes time in proportion to the number of blocks and captured graphs,
+   multiplied by that of streams and captured graphs.
      Returns  the number of violated invariants, 0 for a healthy heap; -1 for a pool that is NULL or has ended, and in
               the child of a fork */
 GALLOC_API int galloc_pool_check(galloc_pool *pool);
@@ -2034,6 +2035,17 @@ static cudaError_t gai_fail(cudaError_t error, const char *format, ...)
     va_end(arguments);
     return error;
 }
+
+/* What follows is not what the call is about: its failures leave the message of the call as it is, until
+   gai_message_back is given what this returns. */
+static int gai_message_hold(void)
+{
+    int held = gai_thread.message_is_new;
+    gai_thread.message_is_new = held != 0;
+    return held;
+}
+
+static void gai_message_back(int held) { gai_thread.message_is_new = held; }
 
 /* Records a message for the log although the call succeeds. */
 GAI_FORMAT(1, 2)
@@ -9683,25 +9695,27 @@ static cudaError_t gai_pool_enter_locked(galloc_pool *pool, gai_scope *scope)
 /* Asks how far the streams are, unless another thread changes pages now. [no lock] */
 static void gai_pool_try_poll(galloc_pool *pool)
 {
-    int is_new = gai_thread.message_is_new;
     gai_scope scope;
+    int held;
     if (gai_load(&pool->broken) || !gai_lock_try(&pool->paging)) return;
+    held = gai_message_hold();
     if (!gai_pool_enter_locked(pool, &scope)) {
         gai_pool_poll(pool);
         gai_scope_leave(&scope);
         gai_lock_off(&pool->paging);
     }
-    gai_thread.message_is_new = is_new;
+    gai_message_back(held);
 }
 
 /* Notices a reset of the pool's context, unless another thread changes pages now and so notices it itself. [no lock] */
 static void gai_pool_try_notice(galloc_pool *pool)
 {
-    int is_new = gai_thread.message_is_new;
+    int held;
     if (!gai_lock_try(&pool->paging)) return;
+    held = gai_message_hold();
     (void)gai_pool_check_context(pool);
+    gai_message_back(held);
     gai_lock_off(&pool->paging);
-    gai_thread.message_is_new = is_new;
 }
 
 static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
@@ -9900,10 +9914,10 @@ static void gai_collector_stride(galloc_pool *pool, uint64_t now)
 static void gai_pool_collect_due(galloc_pool *pool)
 {
     gai_scope scope;
-    if (gai_pool_enter_locked(pool, &scope)) {
-        gai_thread.message_is_new = 0; /* the call has succeeded nevertheless */
-        return;
-    }
+    int held = gai_message_hold();
+    cudaError_t error = gai_pool_enter_locked(pool, &scope);
+    gai_message_back(held);
+    if (error) return;
     if (pool->collects) gai_pool_collect(pool, 0);
     else gai_pool_poll(pool); /* streams whose work has ended become idle */
     gai_lock_on(&pool->lock);
@@ -12770,6 +12784,7 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, enum gai_borrowi
     filter.no_wait = how != GAI_BORROW_ALL;
     while ((other = gai_pool_visit(other, pool->budget)) != NULL) {
         gai_scope scope;
+        int message;
         size_t held;
         if (other == pool || given >= wanted) continue;
         if (how == GAI_BORROW_ALL) {
@@ -12779,11 +12794,10 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, enum gai_borrowi
             continue;
         }
         held = gai_pool_held(other);
+        message = gai_message_hold(); /* an error there is not this pool's error */
         if (how != GAI_BORROW_ALL && other->callbacks.on_unmap) {
             gai_lock_off(&other->paging);
-        } else if (gai_pool_enter_locked(other, &scope)) {
-            gai_thread.message_is_new = 0; /* an error there is not this pool's error */
-        } else {
+        } else if (!gai_pool_enter_locked(other, &scope)) {
             int gives = how == GAI_BORROW_ALL || other->config.expandable_segments || other->variant.refresh;
             gone += gai_left(held, gai_pool_held(other));
             gai_pool_poll(other);
@@ -12797,6 +12811,7 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, enum gai_borrowi
             gai_scope_leave(&scope);
             gai_lock_off(&other->paging);
         }
+        gai_message_back(message);
         if (how == GAI_BORROW_ALL) gai_lock_on(&pool->paging);
     }
     return given + gone;
@@ -21583,9 +21598,12 @@ GALLOC_API cudaError_t galloc_live_text(galloc_pool *pool, char *text, size_t si
 GALLOC_API int galloc_pool_check(galloc_pool *pool)
 {
     int broken;
-    if (!pool || gai_begin()) return -1;
-    if (gai_pool_find(&pool)) {
-        (void)gai_end(__func__, cudaErrorInvalidResourceHandle);
+    cudaError_t error;
+    if (!pool) return -1;
+    error = gai_begin();
+    if (!error) error = gai_pool_find(&pool);
+    if (error) {
+        (void)gai_end(__func__, error);
         return -1;
     }
     gai_lock_on(&pool->paging);

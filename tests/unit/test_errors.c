@@ -1475,6 +1475,9 @@ static void use_in_child(galloc_pool *pool, void *held, cudaStream_t s)
     FAILS(galloc_pointer_info(held, &info), cudaErrorInitializationError);
     FAILS(galloc_stream_retire(s), cudaErrorInitializationError);
     EXPECT_EQ(galloc_pool_check(pool), -1);
+    EXPECT(!strncmp(galloc_last_message(), "galloc_pool_check: ", 19));
+    EXPECT_EQ(galloc_config_parse(&config, "growth:x", NULL, 0), cudaErrorInvalidValue);
+    EXPECT(!strncmp(galloc_last_message(), "galloc_config_parse: ", 21)); /* each call has its own message */
     EXPECT_EQ(sim_calls(NULL), calls);
 }
 

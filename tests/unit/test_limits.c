@@ -2326,6 +2326,39 @@ TEST(a_collection_that_fails_leaves_the_last_message)
     finish();
 }
 
+/* Nor does it hide why a growth has failed, whichever look at the context it is that fails. */
+TEST(a_collection_that_fails_hides_no_error)
+{
+    enum { N = 40 };
+    long failed = 0;
+    for (long call = 1; call < 40; call++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_collecting(MIB(64), 0, 1000000);
+        void *p = get_growable(pool, MIB(4), MIB(128), s), *held = get(pool, MIB(4), s), *some[N];
+        for (int i = 0; i < 100; i++) {
+            OK(galloc_free(get(pool, MIB(3), s), s));
+            now_ns += 10000000;
+        }
+        now_ns += 1000000000;
+        for (int i = 0; i < N; i++) some[i] = get(pool, 512 * (size_t)(1 + i % 8), s);
+        for (int i = 0; i < N; i++) OK(galloc_free(some[i], s));
+        now_ns += 1000000000;
+        EXPECT_EQ(galloc_malloc(NULL, 1, s), cudaErrorInvalidValue);
+        sim_fail("cuCtxGetId", call, 1, cudaErrorUnknown);
+        EXPECT(galloc_resize(p, MIB(62), s) != cudaSuccess);
+        EXPECT(!strncmp(galloc_last_message(), "galloc_resize: ", 15));
+        failed += sim_failed();
+        sim_fail_clear();
+        OK(galloc_free(p, s));
+        OK(galloc_free(held, s));
+        stream_end(s);
+        pool_end(pool);
+        finish();
+    }
+    EXPECT(failed > 3);
+}
+
 /* A free that finds the pages in the hands of another call leaves what is due to later frees, and waits for nobody. */
 TEST(a_free_beside_a_call_that_changes_pages_collects_nothing)
 {

@@ -153,20 +153,23 @@ TEST(the_longest_message_keeps_its_function_and_its_place)
     finish();
 }
 
-/* A call that fails tells why, whatever fails of what it does besides: after some events it asks how far they are. */
+/* A call that fails tells why, whatever fails of what it does besides: after some events it asks how far they are, and
+   with many guards to be checked, too. */
 TEST(what_a_call_does_besides_is_not_why_it_fails)
 {
     static const char *const functions[] = {"cuCtxGetId", "cuEventQuery"};
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 4; i++) {
         long failed = 0;
+        galloc_config config = galloc_config_default();
         begin_still();
         cudaStream_t s = stream_new(), t = stream_new();
-        galloc_pool *pool = pool_new(NULL);
+        config.debug = i < 2 ? 0 : GALLOC_DEBUG_GUARDS;
+        galloc_pool *pool = pool_new(&config);
         char *p = get(pool, MIB(8), s), *q = get(pool, KIB(4), t);
         for (int n = 0; n < 300; n++) {
             OK(galloc_free(get_used(pool, KIB(4), s, 1), s));
             inside_ask_for_event(pool, stream_id(s));
-            sim_fail(functions[i], 1, 1, cudaErrorUnknown);
+            sim_fail(functions[i % 2], 1, 1, cudaErrorUnknown);
             EXPECT_EQ(galloc_resize(p + 512, KIB(4), s), cudaErrorInvalidDevicePointer);
             EXPECT(begins("galloc_resize") && !strstr(galloc_last_message(), "unknown error"));
             failed += sim_failed();
