@@ -3222,7 +3222,8 @@ typedef struct gai_check {
 /* The checks of a pool with debug, and its quarantine. Blocks there are used ones to the rest of the pool. They have
    the marks of their free, and no others are promised to them.
    pending == checks in use;  host == NULL: there is none
-   kept, kept_bytes, kept_live == number of blocks from `oldest` on, their bytes, and their requested bytes */
+   kept, kept_bytes, kept_live == number of blocks from `oldest` and from `leaving` on, their bytes, and their requested
+   bytes;  leaving_bytes == those of the blocks from `leaving` on, which are checked, and have marks promised again */
 typedef struct gai_guards {
     uint64_t looks;    /* calls that looked at the checks; atomic */
     uint64_t pending;  /* also read without a lock */
@@ -3232,8 +3233,8 @@ typedef struct gai_guards {
     unsigned long long context_id; /* of the pool's context when that was allocated */
     int begins;        /* a call is allocating it */
     size_t next;       /* where the search for an unused check begins */
-    gai_block *oldest, *newest; /* linked by next_bin; `age` is the stack of the free */
-    size_t kept, kept_bytes, kept_live;
+    gai_block *oldest, *newest, *leaving; /* linked by next_bin; `age` is the stack of the free */
+    size_t kept, kept_bytes, kept_live, leaving_bytes;
     uint64_t left_streams; /* pool->streams_made when kept blocks last became those of unknown streams */
 } gai_guards;
 
@@ -5044,6 +5045,7 @@ static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
     /* How much of `kept` is contiguous is unknown. */
     stats->largest_free = gai_max(pool->kept, gai_pool_largest_parked(pool));
     stats->largest_free = gai_max(stats->largest_free, gai_blocks_largest(pool->guards.oldest));
+    stats->largest_free = gai_max(stats->largest_free, gai_blocks_largest(pool->guards.leaving));
     for (set = &pool->common; set; set = set->next) {
         stats->free_bytes += set->bytes;
         stats->largest_free = gai_max(stats->largest_free, gai_set_largest(set));
@@ -9521,8 +9523,8 @@ static void gai_block_keep(galloc_pool *pool, gai_block *block)
     pool->marks.promised -= GAI_FREE_MARKS;
 }
 
-/* Takes the oldest block out of the quarantine. Marks are promised to it again; *can: and there are such marks, so that
-   the lock may be released before it is freed. [lock] */
+/* The oldest block begins to leave the quarantine: no other call takes it. Marks are promised to it again; *can: and
+   there are such marks, so that the lock may be released before gai_kept_put. [lock] */
 static gai_block *gai_kept_pop(galloc_pool *pool, int *can)
 {
     gai_guards *guards = &pool->guards;
@@ -9532,35 +9534,48 @@ static gai_block *gai_kept_pop(galloc_pool *pool, int *can)
     pool->marks.promised += GAI_FREE_MARKS;
     guards->oldest = block->next_bin;
     if (!guards->oldest) guards->newest = NULL;
-    guards->kept--;
-    guards->kept_bytes -= block->bytes;
-    guards->kept_live -= (size_t)block->requested;
+    block->next_bin = guards->leaving;
+    guards->leaving = block;
+    guards->leaving_bytes += block->bytes;
     return block;
 }
 
-/* Frees all blocks in quarantine, unchecked. [lock] */
-static void gai_kept_free_all(galloc_pool *pool)
+/* A block that is in no list of the quarantine any more becomes free. [lock] */
+static void gai_kept_end(galloc_pool *pool, gai_block *block)
 {
-    int can;
-    while (pool->guards.kept) {
-        pool->stats.unchecked++;
-        gai_block_put(pool, gai_kept_pop(pool, &can));
-    }
+    gai_guards *guards = &pool->guards;
+    guards->kept--;
+    guards->kept_bytes -= block->bytes;
+    guards->kept_live -= (size_t)block->requested;
+    gai_block_put(pool, block);
 }
 
-/* Frees the blocks in quarantine whose memory is lost, unchecked. [lock] */
-static void gai_kept_free_lost(galloc_pool *pool)
+/* Ends what gai_kept_pop has begun. [lock] */
+static void gai_kept_put(galloc_pool *pool, gai_block *block)
 {
-    int can;
-    size_t n;
-    for (n = pool->lost ? pool->guards.kept : 0; n > 0; n--) {
-        gai_block *block = gai_kept_pop(pool, &can);
-        if (block->segment->lost) {
-            pool->stats.unchecked++;
-            gai_block_put(pool, block);
-        } else {
-            gai_block_keep(pool, block);
+    gai_block **at = &pool->guards.leaving;
+    while (*at != block) at = &(*at)->next_bin;
+    *at = block->next_bin;
+    pool->guards.leaving_bytes -= block->bytes;
+    gai_kept_end(pool, block);
+}
+
+/* Frees blocks in quarantine, unchecked: all, or those whose memory is lost. [lock] */
+static void gai_kept_free(galloc_pool *pool, int all)
+{
+    gai_guards *guards = &pool->guards;
+    gai_block **at = &guards->oldest, *block;
+    guards->newest = NULL;
+    while ((block = *at) != NULL) {
+        if (!all && !block->segment->lost) {
+            guards->newest = block;
+            at = &block->next_bin;
+            continue;
         }
+        *at = block->next_bin;
+        pool->marks.promised += GAI_FREE_MARKS;
+        pool->stats.unchecked++;
+        gai_kept_end(pool, block);
     }
 }
 
@@ -9576,7 +9591,7 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
 {
     gai_segment *segment, *next;
     gai_lock_on(&pool->lock);
-    gai_kept_free_lost(pool);
+    if (pool->lost) gai_kept_free(pool, 0);
     for (segment = pool->lost ? pool->segments : NULL; segment; segment = next) {
         next = segment->next;
         if (!segment->lost || gai_segment_is_used(segment) || !segment->whole->page->current) continue;
@@ -10194,7 +10209,7 @@ static void gai_guards_lose(galloc_pool *pool)
         gai_check_end(guards, check);
     }
     guards->host = NULL;
-    gai_kept_free_all(pool);
+    gai_kept_free(pool, 1);
 }
 
 /* Does that memory still exist? [lock], released meanwhile. */
@@ -10498,7 +10513,7 @@ static int gai_kept_check(galloc_pool *pool, gai_block *block, const gai_site *s
 static void gai_pool_limit_kept(galloc_pool *pool, const gai_site *site)
 {
     size_t most = gai_pool_quarantine(pool);
-    while (pool->guards.kept_bytes > most) {
+    while (pool->guards.kept_bytes - pool->guards.leaving_bytes > most) {
         int may;
         gai_block *block = gai_kept_pop(pool, &may);
         may = may && gai_site_may_check(pool, site) && !site->stream->retired &&
@@ -10506,17 +10521,17 @@ static void gai_pool_limit_kept(galloc_pool *pool, const gai_site *site)
         if (!may) pool->stats.unchecked++;
         else if (gai_kept_check(pool, block, site, 0))
             gai_block_stamp(pool, block, gai_mark_of(pool, site->stream)); /* it reads the block until then */
-        gai_block_put(pool, block);
+        gai_kept_put(pool, block);
     }
 }
 
-/* gai_kept_free_all for a caller without the lock. Returns whether there were any blocks. [no lock] */
+/* Frees all blocks in quarantine, unchecked. Returns whether there were any. [no lock] */
 static int gai_pool_free_kept(galloc_pool *pool)
 {
     int any;
     gai_lock_on(&pool->lock);
-    any = pool->guards.kept != 0;
-    gai_kept_free_all(pool);
+    any = pool->guards.oldest != NULL;
+    gai_kept_free(pool, 1);
     gai_lock_off(&pool->lock);
     return any;
 }
@@ -16442,11 +16457,14 @@ static int gai_check_kept(const galloc_pool *pool, gai_census *census)
     const gai_guards *guards = &pool->guards;
     const gai_block *newest = guards->oldest;
     const gai_census before = *census;
-    size_t kept;
+    size_t kept, free;
     int broken = gai_check_blocks(pool, NULL, guards->oldest, 0, census);
     while (newest && newest->next_bin) newest = newest->next_bin;
+    census->promised -= (before.blocks - census->blocks) * GAI_FREE_MARKS;
+    free = census->free;
+    broken += gai_check_blocks(pool, NULL, guards->leaving, 0, census);
+    broken += census->free - free != guards->leaving_bytes;
     kept = before.blocks - census->blocks;
-    census->promised -= kept * GAI_FREE_MARKS;
     return broken + (newest && guards->newest != newest) + (kept != guards->kept) +
            (census->free - before.free != guards->kept_bytes) +
            (before.requested - census->requested != guards->kept_live);
@@ -16457,7 +16475,7 @@ static int gai_check_guards(const galloc_pool *pool)
 {
     const gai_guards *guards = &pool->guards;
     size_t i, used = 0;
-    int broken = (!guards->host && guards->pending) || !guards->oldest != !guards->kept;
+    int broken = (!guards->host && guards->pending) || (!guards->oldest && !guards->leaving) != !guards->kept;
     for (i = 0; guards->checks && i < GAI_CHECKS; i++) {
         const gai_check *check = &guards->checks[i];
         if (!check->stream) continue;
@@ -18830,7 +18848,7 @@ static size_t gai_pool_end_quarantine(galloc_pool *pool, int waits)
     site.own_context = 1;
     if (waits) (void)gai_pool_wait(pool);
     gai_lock_on(&pool->lock);
-    for (freed = 0; freed < n && pool->guards.kept; freed++) {
+    for (freed = 0; freed < n && pool->guards.oldest; freed++) {
         int can, checks;
         gai_block *block = pool->guards.oldest;
         gai_mark *mark = block->marks;
@@ -18841,7 +18859,7 @@ static size_t gai_pool_end_quarantine(galloc_pool *pool, int waits)
         pool->stats.unchecked += !checks;
         if (checks && gai_kept_check(pool, block, &site, 1))
             gai_block_stamp(pool, block, gai_mark_of(pool, gai_pool_unknown_streams(pool)));
-        gai_block_put(pool, block);
+        gai_kept_put(pool, block);
     }
     gai_lock_off(&pool->lock);
     if (site.handle) (void)gai_cu.StreamDestroy(site.handle);
@@ -19237,6 +19255,7 @@ static void gai_caches_flag(const galloc_pool *pool, int on)
     const gai_stream *stream;
     size_t i;
     gai_blocks_flag(pool->guards.oldest, on);
+    gai_blocks_flag(pool->guards.leaving, on);
     for (stream = pool->streams; stream; stream = stream->next) {
         gai_blocks_flag(stream->cache.unconfirmed, on);
         gai_blocks_flag(stream->cache.orphans, on);

@@ -1521,6 +1521,50 @@ static void free_before(void *block, cudaStream_t stream, const char *function)
     sim_hook(free_between, NULL);
 }
 
+static struct {
+    galloc_pool *pool;
+    size_t live, blocks;
+    uint64_t frees;
+    int looks;
+} leaving;
+
+static void look_while_it_leaves(const char *function)
+{
+    if (strcmp(function, "cuMemcpyDtoHAsync")) return;
+    galloc_stats stats = stats_of(leaving.pool);
+    EXPECT_EQ(stats.live.current, leaving.live);
+    EXPECT_EQ(stats.blocks.current, leaving.blocks);
+    EXPECT(stats.frees >= leaving.frees);
+    EXPECT_EQ(stats.live.current + stats.free_bytes <= stats.reserved.current, 1);
+    expect_healthy(leaving.pool, 1);
+    leaving.looks++;
+}
+
+/* A block stays freed while it leaves the quarantine and is looked at: other threads do not count it as used again. */
+TEST(a_block_that_leaves_the_quarantine_stays_freed)
+{
+    enum { BLOCKS = 8 };
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = leaving.pool = pool_quarantine(KIB(24));
+    void *p[BLOCKS], *used = get(pool, 5000, s);
+    for (int i = 0; i < BLOCKS; i++) p[i] = get(pool, 8000, s);
+    leaving.looks = 0;
+    for (int i = 0; i < BLOCKS; i++) {
+        leaving.live = 5000 + 8000 * (size_t)(BLOCKS - 1 - i);
+        leaving.blocks = (size_t)(BLOCKS - i);
+        leaving.frees = (uint64_t)i;
+        sim_hook(look_while_it_leaves, NULL);
+        OK(galloc_free(p[i], s));
+        sim_hook(NULL, NULL);
+    }
+    EXPECT(leaving.looks >= BLOCKS - 4);
+    OK(galloc_free(used, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* Blocks leave the quarantine one by one. A call on a stream of another context comes in between: it may check none. */
 TEST(a_stream_of_another_context_checks_no_block_of_the_quarantine)
 {
