@@ -518,7 +518,8 @@ typedef struct galloc_pointer {
     galloc_pool *pool;
     void *base;                   /* start of the block that contains the address */
     size_t requested;             /* bytes that were requested; 0 for free memory */
-    size_t usable;                /* bytes that may be used: requested, rounded up to 512 or, with room, to 2 MiB; with
+    size_t usable;                /* bytes that may be used: requested, rounded up to 512; with room all that the block
+                                     has, which it keeps when it shrinks, and in fixed segments the room; with
                                      other backends the bytes asked of the driver; of a block with a guard
                                      (debug:guards) the bytes requested; 0: galloc has noticed a reset that took the
                                      memory, and the program may have other memory at this address */
@@ -998,8 +999,8 @@ GALLOC_API cudaError_t galloc_pool_sync_point(galloc_pool *pool, size_t *release
 /* Sets the most that the pool may hold, in place of its memory_limit and per_process_memory_fraction; device_limit
    stays. Growth that begins after this call keeps to the new limit. A pool that holds more keeps it, and serves
    requests from it. One that needs new memory first returns what the pool holds above the limit and does not use, and
-   fails if that does not suffice. galloc_pool_trim(pool, bytes, NULL) returns it at once. galloc_pool_config gives the
-   new limit.
+   fails if that does not suffice; one of more bytes than the limit fails without that. galloc_pool_trim(pool, bytes,
+   NULL) returns it at once. galloc_pool_config gives the new limit.
      bytes    0 .. SIZE_MAX; SIZE_MAX: the device's memory. With backend:cudaMallocAsync the driver's pool keeps the
               limit that it was made with: a higher one has no effect */
 GALLOC_API cudaError_t galloc_pool_set_limit(galloc_pool *pool, size_t bytes);
