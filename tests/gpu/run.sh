@@ -9,7 +9,7 @@
 #   GRAPHS_SECONDS   how long gpu_graphs does (8)
 #   PRESSURE_SECONDS  how long gpu_pressure does, about (9)
 #   ONLY             programs to run, instead of all of them and the examples and compute-sanitizer
-#   PROBE=1          run probe_context_sync, probe_graphs, probe_copies too, and show what they say
+#   PROBE=1          run probe_context_sync, probe_graphs, probe_copies, probe_addresses too, and show what they say
 #   BACKEND=sim      the same programs on the simulated device: shows that they work, says nothing about a GPU
 #   NVCC, ARCH, CXX, CC, BUILD, GALLOC_COMMIT
 
@@ -23,7 +23,8 @@ nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 programs="gpu_backends gpu_behaviour gpu_content gpu_devices gpu_graph_updates gpu_graphs gpu_ipc gpu_pdl"
 programs="$programs gpu_pressure gpu_reset"
 examples=$(cd examples && ls -- *.c *.cu *.cpp | sed 's/\.[^.]*$//' | sort)
-[ -n "$PROBE" ] && [ "$backend" = cuda ] && programs="$programs probe_context_sync probe_graphs probe_copies"
+[ -n "$PROBE" ] && [ "$backend" = cuda ] &&
+    programs="$programs probe_context_sync probe_graphs probe_copies probe_addresses"
 [ -n "$ONLY" ] && programs=$ONLY examples=
 passed=0 failed=0 table=
 
