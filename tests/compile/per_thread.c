@@ -33,7 +33,7 @@ int use_per_thread(void)
     bad |= galloc_malloc_growable(&p[4], 100, 5000, 0) != cudaSuccess || !on_per_thread_stream(p[4]);
     bad |= galloc_resize(p[0], 100, 0) != cudaSuccess || galloc_resize(p[4], 5000, 0) != cudaSuccess;
     bad |= galloc_free(p[0], 0) != cudaSuccess || !on_per_thread_stream(p[0]);
-    bad |= galloc_free_after(p[1], &zero, 1) != cudaSuccess;
+    bad |= galloc_free_after(p[1], &zero, 1) != cudaSuccess || !on_per_thread_stream(p[1]);
     bad |= galloc_free(p[2], cudaStreamPerThread) != cudaSuccess;
     bad |= galloc_free(p[3], cudaStreamLegacy) != cudaSuccess;
     bad |= galloc_free(p[4], 0) != cudaSuccess;
