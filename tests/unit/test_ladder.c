@@ -1607,14 +1607,15 @@ TEST(each_call_that_fails_otherwise_takes_the_report_away)
 {
     begin();
     cudaStream_t s = stream_new(), c = stream_new();
-    galloc_pool *pool = pool_limited(MIB(8));
+    galloc_pool *pool = pool_limited(MIB(8)), *ended = pool_limited(MIB(8));
     galloc_request request = {.bytes = 1, .stream = s, .pool = pool};
     cudaGraph_t graph = NULL;
     galloc_report r;
+    pool_end(ended);
     void *p = get(pool, 512, s), *freed = get(pool, MIB(1), s), *q;
     OK(galloc_free(freed, s));
     OK(cudaStreamBeginCapture(c, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < 11; i++) {
+    for (int i = 0; i < 12; i++) {
         expect_refused(pool, MIB(9), s);
         OK(galloc_free(get(pool, 512, s), s)); /* a success leaves it */
         OK(galloc_resize(p, 300 + (size_t)i, s));
@@ -1630,6 +1631,7 @@ TEST(each_call_that_fails_otherwise_takes_the_report_away)
         case 7: EXPECT_EQ(galloc_resize(p, SIZE_MAX, s), cudaErrorNotSupported); break;
         case 8: EXPECT_EQ(galloc_resize(&r, 1, s), cudaErrorInvalidDevicePointer); break;
         case 9: EXPECT_EQ(galloc_resize(freed, 1, s), cudaErrorInvalidDevicePointer); break;
+        case 10: EXPECT_EQ(galloc_pool_malloc(ended, &q, 1, s), cudaErrorInvalidResourceHandle); break;
         default: EXPECT_EQ(galloc_resize(p, 1, c), cudaErrorNotSupported); break;
         }
         EXPECT_EQ(galloc_oom_report(&r), cudaErrorNotReady);

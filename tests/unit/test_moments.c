@@ -1,5 +1,5 @@
 /* test_moments.c - what another thread does between two steps of a call that no function of the driver separates. This
-   program has a galloc of its own, whose atomic loads, copies and locks tell of themselves. */
+   program has a galloc of its own, whose atomic loads and exchanges, copies and locks tell of themselves. */
 
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -13,11 +13,15 @@ static void loaded(const volatile void *at);
         value_;                                                                                                        \
     })
 static void *copied(void *to);
+static void *exchanged(void *at);
+#define __atomic_compare_exchange_n(at, from, to, weak, order, else_order)                                             \
+    __atomic_compare_exchange_n((__typeof__(at))exchanged(at), from, to, weak, order, else_order)
 #define memcpy(to, from, bytes) copied((memcpy)(to, from, bytes))
 static int lock_and_tell(pthread_mutex_t *mutex);
 #define pthread_mutex_lock(mutex) lock_and_tell(mutex)
 #include "inside.c"
 #undef __atomic_load_n
+#undef __atomic_compare_exchange_n
 #undef memcpy
 #undef pthread_mutex_lock
 
@@ -43,8 +47,11 @@ static void hear(const int *what)
     while (!__atomic_load_n(what, __ATOMIC_ACQUIRE)) usleep(100);
 }
 
+static void destroy_a_graph(const volatile void *at);
+
 static void loaded(const volatile void *at)
 {
+    destroy_a_graph(at);
     if (!moment.pool || at != &moment.pool->users || !pthread_equal(pthread_self(), moment.thread)) return;
     if (++moment.loads == moment.first) {
         EXPECT_EQ(pthread_create(&moment.other, NULL, moment.run, moment.pool->handle), 0);
@@ -331,6 +338,71 @@ TEST(a_group_does_not_end_while_its_stream_is_asked)
     int calls = 0;
     while (calls < 20 && end_at_question(calls + 1)) calls++;
     EXPECT(calls > 0 && calls < 20);
+}
+
+/* ---- the end of a graph while a pool looks for such ends --------------------------------------------------------- */
+
+static struct {
+    galloc_pool *pool;
+    const void *before, *after; /* the owners of a capture: before they change, and after they are loaded */
+    cudaGraph_t graph;
+} graph_end;
+
+/* The pool has looked for graphs that are gone when the capture gives up its share. */
+static void *exchanged(void *at)
+{
+    if (at != graph_end.before) return at;
+    graph_end.before = NULL;
+    (void)stats_of(graph_end.pool);
+    return at;
+}
+
+/* The graph is gone as soon as the pool has seen that it was there. */
+static void destroy_a_graph(const volatile void *at)
+{
+    if (!at || at != graph_end.after) return;
+    graph_end.after = NULL;
+    OK(cudaGraphDestroy(graph_end.graph));
+}
+
+/* Captures memory of the pool, and returns the owners of that capture. */
+static const void *capture_a_block(cudaStream_t s, cudaGraph_t *graph)
+{
+    const void *owners;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    OK(galloc_free(get(graph_end.pool, MIB(1), s), s));
+    owners = &inside_pool(graph_end.pool)->captures->owners;
+    OK(cudaStreamEndCapture(s, graph));
+    return owners;
+}
+
+/* A graph that ends while another thread looks is found by the next look, at whatever moment that was. */
+TEST(a_graph_that_ends_beside_a_look_is_found_by_the_next_one)
+{
+    for (int beside = 0; beside < 2; beside++) {
+        begin();
+        memset(&graph_end, 0, sizeof graph_end);
+        graph_end.pool = pool_new(NULL);
+        cudaStream_t s = stream_new();
+        cudaGraph_t first = NULL;
+        const void *owners = capture_a_block(s, &graph_end.graph);
+        (void)capture_a_block(s, &first);
+        if (beside) {
+            OK(cudaGraphDestroy(first)); /* so that the pool has something to look for */
+            graph_end.after = owners;
+            (void)stats_of(graph_end.pool);
+        } else {
+            (void)stats_of(graph_end.pool);
+            graph_end.before = owners;
+            OK(cudaGraphDestroy(graph_end.graph));
+        }
+        EXPECT(!graph_end.after && !graph_end.before);
+        EXPECT_EQ(stats_of(graph_end.pool).graphs, beside ? 0 : 1);
+        if (!beside) OK(cudaGraphDestroy(first));
+        stream_end(s);
+        pool_end(graph_end.pool);
+        finish();
+    }
 }
 
 /* ---- before a lock is taken -------------------------------------------------------------------------------------- */

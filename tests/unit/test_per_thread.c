@@ -1,5 +1,5 @@
-/* test_per_thread.c - a file compiled for per-thread default streams: its stream 0 is the per-thread stream, also of the
-   galloc that another file has compiled for the legacy one. */
+/* test_per_thread.c - a file compiled for per-thread default streams: its stream 0 is the per-thread stream, though the
+   file with the implementation of galloc is compiled for the legacy one. */
 
 #define CUDA_API_PER_THREAD_DEFAULT_STREAM
 #include "setup.h"
