@@ -1782,6 +1782,35 @@ TEST(captured_memory_without_host_memory_costs_no_limit)
     finish();
 }
 
+/* What such a capture gives back is counted as the function that frees it, cuMemFree. */
+TEST(captured_memory_that_is_given_back_counts_by_its_function)
+{
+    long freed = 0;
+    for (int nth = 1; nth <= 8; nth++) {
+        begin();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+        cudaStream_t s = stream_new();
+        cudaGraph_t graph = NULL;
+        void *other = get(pool, MIB(2), s), *p = NULL;
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        sim_fail_malloc(nth, 0);
+        cudaError_t error = galloc_pool_malloc(pool, &p, MIB(4), s);
+        sim_fail_clear();
+        if (error) EXPECT_EQ(error, cudaErrorMemoryAllocation);
+        else OK(galloc_free(p, s));
+        freed += sim_calls("cuMemFree");
+        EXPECT_EQ(stats_of(pool).driver.mem_free, sim_calls("cuMemFree"));
+        EXPECT_EQ(stats_of(pool).driver.pool_free, sim_calls("cuMemFreeAsync"));
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphDestroy(graph));
+        OK(galloc_free(other, s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+    EXPECT(freed > 0); /* else nothing is tested */
+}
+
 /* The same in a capture, and cudaFree fails: the memory is stuck, and counts outside the driver's pool till it goes. */
 TEST(captured_memory_that_is_stuck_counts_outside_the_drivers_pool)
 {

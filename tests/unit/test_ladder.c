@@ -264,6 +264,27 @@ TEST(a_wait_ends_with_its_limit)
     busy_end(&b);
 }
 
+/* A limited wait asks for an event again and again: a driver that refuses to tell is named by the function that was
+   asked. */
+TEST(a_limited_wait_that_fails_names_the_question)
+{
+    int named = 0;
+    for (int nth = 1; nth < 12; nth++) {
+        busy b = busy_pool(5, MIB(4), 0);
+        void *p = NULL;
+        sim_fail("cuEventQuery", nth, 0, cudaErrorUnknown);
+        clock_tick = 50000;
+        cudaError_t error = galloc_pool_malloc(b.pool, &p, MIB(4), b.s[1]);
+        clock_tick = 1000;
+        sim_fail_clear();
+        EXPECT(error == cudaErrorUnknown || error == cudaErrorMemoryAllocation);
+        if (error == cudaErrorUnknown) named += EXPECT(strstr(galloc_last_message(), "cuEventQuery") != NULL);
+        EXPECT_EQ(sim_calls("cuEventSynchronize"), 0);
+        busy_end(&b);
+    }
+    EXPECT(named > 0); /* else nothing is tested */
+}
+
 static int queries_until_done, again_after;
 static int done_after_some_queries(void)
 {
