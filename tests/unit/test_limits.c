@@ -1393,6 +1393,33 @@ TEST(nothing_is_collected_unless_it_is_asked_for)
     finish();
 }
 
+/* Memory that goes by its age is not more than the threshold demands: what was freed later stays, if that is enough. */
+TEST(what_has_gone_by_its_age_counts_for_the_threshold)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_collecting(MIB(256), 0.5, 1000000000);
+    void *p[BLOCKS];
+    for (int i = 0; i < BLOCKS; i++) p[i] = get(pool, MIB(4), i < 10 ? s : t);
+    pass_frees(pool, 1, t); /* has memory of its own */
+    for (int i = 0; i < 10; i++) OK(galloc_free(p[i], s));
+    for (int i = 0; i < 8; i++) {
+        now_ns += 100000000;
+        pass_frees(pool, 16, t);
+    }
+    for (int i = 10; i < BLOCKS; i++) OK(galloc_free(p[i], t));
+    OK(cudaDeviceSynchronize());
+    EXPECT_EQ(stats_of(pool).collections, 0);
+    size_t before = held(pool);
+    now_ns += 500000000; /* what was freed first is old now */
+    OK(galloc_pool_set_limit(pool, MIB(128)));
+    for (int i = 0; i < 64 && held(pool) == before; i++) pass_frees(pool, 1, t);
+    EXPECT_EQ(held(pool), before - MIB(40));
+    EXPECT(held(pool) <= MIB(64));
+    pool_end(pool);
+    finish();
+}
+
 /* With throw_on_cudamalloc_oom a request returns no memory, though a lower limit has left more than the threshold. */
 TEST(a_request_that_may_return_no_memory_collects_nothing)
 {
