@@ -2192,6 +2192,18 @@ TEST(without_debug_nothing_is_queued)
     finish();
 }
 
+/* Host memory that guards are copied to is allocated by the driver, and counted. */
+TEST(the_memory_of_the_checks_is_counted_as_a_call_of_the_driver)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    galloc_pool *pool = pool_debug(GUARDS);
+    OK(galloc_free(get(pool, 1000, 0), 0));
+    EXPECT(sim_calls("cuMemHostAlloc") > 0);
+    EXPECT_EQ(stats_of(pool).driver.host_alloc, sim_calls("cuMemHostAlloc"));
+    pool_end(pool);
+    finish();
+}
+
 /* One memset per allocation; one copy, one memset and one event per free; no wait. */
 TEST(the_cost_of_a_pair)
 {

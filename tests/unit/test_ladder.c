@@ -1042,6 +1042,42 @@ TEST(trim_returns_what_on_unmap_frees)
     finish();
 }
 
+static void *grow_meanwhile(void *user)
+{
+    free_late *f = user;
+    f->held[0] = get(f->pool, MIB(64), NULL);
+    return NULL;
+}
+
+static void grow_on_unmap(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    free_late *f = user;
+    pthread_t other;
+    (void)pool, (void)addr, (void)bytes;
+    if (f->held[0]) return;
+    pthread_create(&other, NULL, grow_meanwhile, f);
+    pthread_join(other, NULL);
+}
+
+/* What another thread creates while on_unmap runs is not taken from what the trim says that it gave back. */
+TEST(trim_says_what_it_gives_back_beside_a_pool_that_grows)
+{
+    begin();
+    free_late f = {pool_new(NULL), stream_new(), {NULL, NULL}};
+    size_t released = 0;
+    galloc_callbacks calls = {.on_unmap = grow_on_unmap, .user = &f};
+    OK(galloc_free(get(f.pool, MIB(8), f.s), f.s));
+    OK(galloc_pool_set_callbacks(f.pool, &calls));
+    OK(galloc_pool_trim(f.pool, 0, &released));
+    EXPECT_EQ(released, MIB(8));
+    EXPECT_EQ(stats_of(f.pool).reserved.current, MIB(64));
+    OK(galloc_pool_set_callbacks(f.pool, NULL));
+    OK(galloc_free(f.held[0], NULL));
+    pool_end(f.pool);
+    stream_end(f.s);
+    finish();
+}
+
 TEST(old_mappings_are_told_of)
 {
     map m;

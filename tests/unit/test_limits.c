@@ -1393,6 +1393,30 @@ TEST(nothing_is_collected_unless_it_is_asked_for)
     finish();
 }
 
+/* The heap of like:pytorch is galloc's own with expandable_segments: what is idle goes by its age there, too. */
+TEST(idle_memory_goes_whatever_the_profile)
+{
+    static const char *const profiles[] = {"gc_age:1s", "like:pytorch,expandable_segments:True,gc_age:1s"};
+    for (int i = 0; i < 2; i++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        char message[256];
+        OK(galloc_config_parse(&config, profiles[i], message, sizeof message));
+        galloc_pool *pool = pool_new(&config);
+        OK(galloc_free(get(pool, MIB(64), s), s));
+        for (int k = 0; k < 100; k++) {
+            now_ns += 1200000000;
+            pass_frees(pool, 1, s);
+            OK(cudaStreamSynchronize(s));
+        }
+        EXPECT(held(pool) < MIB(64));
+        EXPECT(stats_of(pool).collections > 0);
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* Memory that goes by its age is not more than the threshold demands: what was freed later stays, if that is enough. */
 TEST(what_has_gone_by_its_age_counts_for_the_threshold)
 {
