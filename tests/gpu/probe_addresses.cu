@@ -1,6 +1,6 @@
-/* probe_addresses.cu - does cudaMalloc give out addresses again that cudaFree has taken back? Allocates and frees blocks
-   of one size at random, and counts at how many different addresses, in steps of 2 MiB, there has been memory so far.
-   It tests nothing. */
+/* probe_addresses.cu - does cudaMalloc give out addresses again that cudaFree has taken back? Allocates and frees
+   blocks of one size at random, and counts at how many different addresses, in steps of 2 MiB, there has been memory
+   so far. It tests nothing. */
 
 #include <cuda_runtime.h>
 
