@@ -1521,6 +1521,34 @@ static void free_before(void *block, cudaStream_t stream, const char *function)
     sim_hook(free_between, NULL);
 }
 
+/* A resize reads the old guard, long after the block was got, and sets no new one. Another stream, which was ordered
+   before that, frees the block: it gets the memory once it has been read. */
+TEST(the_copy_of_a_resize_is_a_use_of_the_block)
+{
+    enum { BLOCKS = 4 };
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    void *p = get_growable(pool, 5000, MIB(2), s), *of_t = get(pool, 512, t), *q[BLOCKS];
+    inside_ask_for_event(pool, stream_id(s));
+    OK(galloc_free(get_used(pool, 512, s, 1), s));
+    OK(galloc_record_stream(p, u));
+    order(s, t);
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* notices that all work so far is complete */
+    sim_hold(s, 1);
+    OK(galloc_resize(p, 6000, s));
+    OK(galloc_free(p, t));
+    for (int i = 0; i < BLOCKS; i++) put(t, q[i] = get(pool, MIB(1), t), MIB(1), 2);
+    sim_run(-1);
+    sim_hold(s, 0);
+    for (int i = 0; i < BLOCKS; i++) OK(galloc_free(q[i], t));
+    OK(galloc_free(of_t, t));
+    pool_end(pool);
+    stream_end(s), stream_end(t), stream_end(u);
+    finish();
+}
+
 static struct {
     galloc_pool *pool;
     size_t live, blocks;
