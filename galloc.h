@@ -1121,10 +1121,11 @@ GALLOC_API cudaError_t galloc_tag_name(uint32_t tag, const char *name);
    Of each pool, at one time: the sizes of its segments and kept_by_driver (galloc_stats.quarantined is in it) add up to
    galloc_stats.reserved, the requested sizes of its allocated blocks to galloc_stats.live. device_traces are the
    histories of the device's pools (galloc_pool_history), in order of time: going back from the segments, each entry
-   undoes the one before (after a reset that holds of each pool, since others may get its addresses). A free is
-   requested and complete at once; a resize is a free and an allocation, a move ("moved") an unmapping and a mapping.
-   time_us agrees with the time of day within a second. With a history, segments have stream 0, and pending blocks are
-   "inactive" with the key "pending". A snapshot that is taken while on_map or on_unmap runs has no history.
+   undoes the one before. Where pools may get each other's addresses, that holds of each pool by itself
+   (docs/history.md). A free is requested and complete at once; a resize is a free and an allocation, a move ("moved")
+   an unmapping and a mapping. time_us agrees with the time of day within a second. With a history, segments have stream
+   0, and pending blocks are "inactive" with the key "pending". A snapshot that is taken while on_map or on_unmap runs
+   has no history.
      pool     NULL: all pools of the process, each as it is when its turn comes
      format   GALLOC_SNAPSHOT_...
      write    called with consecutive parts of up to 4096 bytes; returns 0, or another number to stop. No lock is held,
@@ -1513,7 +1514,7 @@ static void gai_count_max(uint64_t *p, uint64_t n)
 #define GALLOC_CLOCK() gai_clock()
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__)
 #define GAI_TICKS() gai_ticks()
-/* The processor's counter, at half the cost of the clock, for the entries of a history (gai_history_convert). */
+/* The processor's counter, at half the cost of the clock, for the entries of a history (gai_moment_ns). */
 static GAI_INLINE uint64_t gai_ticks(void)
 {
     uint32_t low, high;
@@ -3176,7 +3177,7 @@ enum gai_action {
 
 /* One cache line. */
 typedef struct gai_history_entry {
-    uint64_t time; /* ticks; of the first `converted` entries: ns of GALLOC_CLOCK */
+    uint64_t time;   /* ticks (GAI_TICKS) */
     uint32_t action; /* enum gai_action */
     uint32_t tag;
     union {
@@ -3190,16 +3191,20 @@ typedef struct gai_history_entry {
     } is;
 } gai_history_entry;
 
+/* One time, by the processor's counter (GAI_TICKS) and by GALLOC_CLOCK. */
+typedef struct gai_moment {
+    uint64_t ticks, ns;
+} gai_moment;
+
 /* What a pool did lately: a ring of entries, the next of which is written at ring[next].
-   (ring == NULL) == (size == 0);  next == noted % size;  ticks <= latest
+   (ring == NULL) == (size == 0);  next == noted % size;  began.ticks <= latest
    ring != NULL, or the pool writes a log: caches_off has bit 2, else it does not
    ring != NULL and entries have stacks, or the pool writes a log: special has GAI_ROUTE_HISTORY, else it does not */
 typedef struct gai_history {
     gai_history_entry *ring; /* NULL: nothing is noted */
     size_t size, next;
     uint64_t noted;          /* entries since it began, the overwritten ones among them */
-    uint64_t converted;      /* so many of them have the clock's time; the others have ticks */
-    uint64_t ticks, ns;      /* of the last conversion, or when it began */
+    gai_moment began;
     uint64_t latest;         /* ticks of the last entry; none has less than the one before it */
 } gai_history;
 
@@ -5256,25 +5261,37 @@ static GAI_INLINE void gai_stack_note(const galloc_pool *pool)
 
 #if !defined(GAI_TICKS)
 #define GAI_TICKS() GALLOC_CLOCK()
-static void gai_history_convert(gai_history *history) { (void)history; }
+#define GAI_TICKS_ARE_NS 1
 #else
-/* Converts the times of the entries since the last conversion to those of the clock: both were read then and are read
-   now. [lock] */
-static void gai_history_convert(gai_history *history)
-{
-    uint64_t ticks = gai_max(history->latest, GAI_TICKS()), ns = GALLOC_CLOCK(), i;
-    uint64_t n = gai_min(history->noted - history->converted, history->size);
-    double scale = ticks > history->ticks ? (double)(ns - history->ns) / (double)(ticks - history->ticks) : 0;
-    size_t at = history->next;
-    for (i = 0; i < n; i++) {
-        at = (at ? at : history->size) - 1;
-        history->ring[at].time = history->ns + (uint64_t)((double)(history->ring[at].time - history->ticks) * scale);
-    }
-    history->converted = history->noted;
-    history->latest = history->ticks = ticks;
-    history->ns = ns;
-}
+#define GAI_TICKS_ARE_NS 0
 #endif
+
+/* Reads counter and clock. Of three readings it takes the fastest, since the thread may lose its processor between the
+   two. */
+static gai_moment gai_moment_now(void)
+{
+    gai_moment now = {0, 0};
+    uint64_t least = UINT64_MAX;
+    int i;
+    for (i = 0; i < 3; i++) {
+        uint64_t ticks = GAI_TICKS(), ns = GALLOC_CLOCK(), took = GAI_TICKS() - ticks;
+        if (took > least) continue;
+        least = took;
+        now.ticks = ticks + took / 2;
+        now.ns = ns;
+    }
+    return now;
+}
+
+/* The clock's time of an entry: the counter is as fast at all times between two moments. The entries of all pools are
+   converted with the same two, so that none passes another one. */
+static uint64_t gai_moment_ns(const gai_moment *from, const gai_moment *to, uint64_t ticks)
+{
+    if (GAI_TICKS_ARE_NS) return ticks;
+    if (to->ticks <= from->ticks) return from->ns;
+    return from->ns +
+           (uint64_t)((double)(ticks - from->ticks) * (double)(to->ns - from->ns) / (double)(to->ticks - from->ticks));
+}
 
 /* Replaces the ring, and begins with no entry. Returns the ring before. [lock] */
 static gai_history_entry *gai_history_begin(galloc_pool *pool, gai_history_entry *ring, size_t entries)
@@ -5283,8 +5300,8 @@ static gai_history_entry *gai_history_begin(galloc_pool *pool, gai_history_entry
     memset(&pool->history, 0, sizeof pool->history);
     pool->history.ring = ring;
     pool->history.size = entries;
-    pool->history.latest = pool->history.ticks = GAI_TICKS();
-    pool->history.ns = GALLOC_CLOCK();
+    pool->history.began = gai_moment_now();
+    pool->history.latest = pool->history.began.ticks;
     if (ring) (void)gai_swap(&gai_process.epoch_us, 0, (uint64_t)time(NULL) * 1000000 - GALLOC_CLOCK() / 1000);
     return before;
 }
@@ -16445,7 +16462,7 @@ static int gai_check_history(const galloc_pool *pool)
 {
     const gai_history *history = &pool->history;
     int on = history->ring != NULL;
-    return (history->latest < history->ticks) + (on != (history->size != 0)) +
+    return (history->latest < history->began.ticks) + (on != (history->size != 0)) +
            (on && history->next != history->noted % history->size) +
            (gai_counted(&pool->frames_taken) != (on ? pool->frames : 0)) +
            ((on || pool->trace) != (pool->caches_off >> 2 & 1)) +
@@ -19291,7 +19308,6 @@ static void gai_copy_history(gai_snapshot_info *copy, galloc_pool *pool, gai_his
         return;
     }
     gai_history_event(pool, GAI_SNAPSHOT_TAKEN, 0, 0, 0, 0);
-    gai_history_convert(history);
     copy->history = *history;
     n = gai_min((size_t)history->noted, history->size);
     last = n < history->size ? 0 : history->size - history->next; /* entries from `next` to the end of a full ring */
@@ -19417,6 +19433,7 @@ typedef struct gai_emitter {
     int n_keys, last_key;
     int key_after[GAI_EMITTER_KEYS]; /* the key that came after this one */
     uint32_t memos; /* values that the pickle remembers */
+    gai_moment from, to;  /* when the first of the histories began, and now */
     gai_symbols *symbols; /* NULL: there are no stacks */
     size_t used;
     unsigned char buffer[4096];
@@ -19777,13 +19794,22 @@ static void gai_emit_event(gai_emitter *e, const gai_history_entry *entry, int c
     else gai_emit_number(e, "addr", said.is.at.addr);
     gai_emit_number(e, "size", said.is.at.bytes);
     gai_emit_number(e, "stream", said.is.at.stream_id);
-    gai_emit_number(e, "time_us", gai_load(&gai_process.epoch_us) + entry->time / 1000);
+    gai_emit_number(e, "time_us",
+                    gai_load(&gai_process.epoch_us) + gai_moment_ns(&e->from, &e->to, entry->time) / 1000);
     if (entry->tag) gai_emit_number(e, "tag", entry->tag);
     if (entry->action == GAI_WAITED) gai_emit_number(e, "on_stream", said.is.at.other);
     if (entry->action < GAI_SEGMENT_MADE && said.is.at.other) gai_emit_switch(e, "moved", 1);
     if (entry->action == GAI_ANNOTATED) gai_emit_string(e, "user_metadata", entry->is.text);
     gai_emit_frames(e, entry->tag, entry->action > GAI_FREED || completed ? 0 : entry->is.at.stack);
     gai_emit_close(e);
+}
+
+/* Begins the conversion of times. */
+static void gai_emit_moments(gai_emitter *e, const gai_snapshot_info *copy)
+{
+    e->from = e->to = gai_moment_now();
+    for (; copy; copy = copy->next)
+        if (copy->history.ring && copy->history.began.ticks < e->from.ticks) e->from = copy->history.began;
 }
 
 /* The copy whose next entry is the oldest one of the device, or NULL. */
@@ -19861,6 +19887,7 @@ static void gai_emit_snapshot(gai_emitter *e, gai_snapshot_info *copies)
         if (devices <= copy->config.device) devices = copy->config.device + 1;
     }
     gai_emit_close(e);
+    gai_emit_moments(e, copies);
     gai_emit_open(e, "device_traces", '[');
     for (device = 0; device < devices; device++) gai_emit_trace(e, copies, device);
     gai_emit_close(e);

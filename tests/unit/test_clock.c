@@ -20,13 +20,24 @@ int program_yield(void);
 #include "events.h"
 
 static time_t set_ahead; /* seconds by which the time of day has been set */
+static long late; /* so many nanoseconds after its reading the clock is heard */
+static long stalls; /* so many readings of the clock last 20 ms longer */
 static long yields, slept; /* so many seconds were others let run; from 1 on each yield takes one */
 
 int program_clock(int clock, struct timespec *now)
 {
     int result = clock_gettime(clock, now);
+    if (stalls > 0) {
+        stalls--;
+        usleep(20000);
+    }
     if (clock == CLOCK_REALTIME) now->tv_sec += set_ahead;
     now->tv_sec += slept;
+    now->tv_nsec -= late;
+    if (now->tv_nsec < 0) {
+        now->tv_nsec += 1000000000;
+        now->tv_sec--;
+    }
     return result;
 }
 
@@ -165,6 +176,69 @@ TEST(the_times_between_later_snapshots_are_right)
     value_free(v);
     pool_end(pool);
     finish();
+}
+
+/* Where the thread loses its processor between the readings of counter and clock, the times are right all the same. */
+TEST(a_slow_reading_of_the_clock_is_not_used)
+{
+    galloc_config config = config_limit(GIB(1));
+    begin();
+    galloc_pool *pool = pool_new(&config);
+    stalls = 2; /* one of them is that of the time of day */
+    OK(galloc_pool_history(pool, 100));
+    stalls = 0;
+    uint64_t before = (uint64_t)time(NULL) * 1000000, from = inside_clock();
+    OK(galloc_free(get(pool, 1000, NULL), NULL));
+    usleep(1000);
+    OK(galloc_free(get(pool, 1000, NULL), NULL));
+    uint64_t to = inside_clock(), at[2] = {0}, n = 0;
+    value *v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    for (const value *e = events_of(v)->first; e; e = e->next)
+        if (!strcmp(text_of(e, "action"), "alloc") && n < 2) at[n++] = number_of(e, "time_us");
+    EXPECT_EQ(n, 2);
+    EXPECT(at[1] - at[0] >= 1000 && at[1] - at[0] <= (to - from) / 1000 + 1);
+    EXPECT(at[0] + 2000000 > before);
+    value_free(v);
+    pool_end(pool);
+    finish();
+}
+
+/* An address that one pool returned and another got: its entries stand in this order, also where the thread lost its
+   processor while one of the histories began. */
+TEST(entries_of_two_pools_stand_in_their_order)
+{
+    galloc_config config = config_limit(GIB(1));
+    galloc_pool *pools[2];
+    config.expandable_segments = 0;
+    for (int second = 0; second < 2; second++) {
+        begin();
+        for (int i = 0; i < 2; i++) {
+            pools[i] = pool_new(&config);
+            late = i == second ? 2000000 : 0;
+            OK(galloc_pool_history(pools[i], 100));
+            late = 0;
+            OK(galloc_free(get(pools[i], 1000, NULL), NULL));
+        }
+        for (int i = 0; i < 10; i++) {
+            OK(galloc_free(get(pools[i % 2], MIB(30), NULL), NULL));
+            OK(galloc_pool_trim(pools[i % 2], 0, NULL));
+        }
+        value *v = snapshot(NULL, GALLOC_SNAPSHOT_JSON);
+        uint64_t there = 0, n = 0, before = 0;
+        for (const value *e = events_of(v)->first; e; e = e->next) {
+            EXPECT(number_of(e, "time_us") >= before);
+            before = number_of(e, "time_us");
+            if (number_of(e, "size") != MIB(30) || strncmp(text_of(e, "action"), "segment_", 8)) continue;
+            EXPECT_EQ(!strcmp(text_of(e, "action"), "segment_alloc"), !there);
+            there = !there;
+            n++;
+        }
+        EXPECT_EQ(n, 20);
+        value_free(v);
+        pool_end(pools[0]);
+        pool_end(pools[1]);
+        finish();
+    }
 }
 
 TEST(each_message_is_a_line_of_stderr)
