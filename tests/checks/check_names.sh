@@ -69,6 +69,11 @@ done >"$work/before.h"
 comm -13 "$work/macros.before" "$work/macros.after" | grep -vE "^(GAI_|GALLOC_|galloc_)" >"$work/macros.foreign"
 empty "macros without the prefix" "$work/macros.foreign"
 
+# Each driver call is counted under its own name.
+grep -oE 'X\([a-z_]+, "cu[A-Za-z0-9]+"\)' $header | sed 's/X(\(.*\), "cu\(.*\)")/\1 \2/' | sort >"$work/counters"
+grep -oE 'GAI_CALL\([^,]+, [a-z_]+, [A-Z][A-Za-z0-9]*' $header | sed 's/.*, \(.*\), /\1 /' | sort -u >"$work/counted"
+same "counters of driver calls and the functions called" "$work/counters" "$work/counted"
+
 # Identifiers that the compiler would reserve: none begins with an underscore of ours.
 grep -nE '(^|[^A-Za-z0-9_"])_[a-z][a-z0-9_]*gai|_{2,}(gai|galloc)' $header >"$work/reserved"
 empty "reserved names" "$work/reserved"
