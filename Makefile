@@ -121,9 +121,9 @@ define variant
 build/$(1)/sim/%.o: tests/sim/%.c
 	$$(folder)
 	$$(step)$$(CC) -std=c11 $$(WARNINGS) $(3) -MMD -MP -Itests/sim -isystem $(2) -c $$< -o $$@
-build/$(1)/inside.o: tests/support/inside.c
+build/$(1)/inside.o: tests/support/inside.c build/held/galloc.h
 	$$(folder)
-	$$(step)$$(CC) -std=c11 $$(WARNINGS) $(3) -O1 -MMD -MP -I. -Itests/support -Itests/sim -isystem $(2) -c $$< -o $$@
+	$$(step)$$(CC) -std=c11 $$(WARNINGS) $(3) -O1 -MMD -MP -Ibuild/held -Itests/support -Itests/sim -isystem $(2) -c $$< -o $$@
 build/$(1)/inside.a: build/$(1)/inside.o
 	@rm -f $$@ && $$(AR) rc $$@ $$<
 build/$(1)/%: %.c $(SIM:tests/%.c=build/$(1)/%.o) build/$(1)/inside.a
@@ -134,6 +134,11 @@ $(eval $(call variant,bundled,$(BUNDLED),$(CFLAGS)))
 $(eval $(call variant,toolkit,$(TOOLKIT),$(CFLAGS)))
 $(eval $(call variant,asan,$(BUNDLED),$(ASAN)))
 $(eval $(call variant,tsan,$(BUNDLED),$(TSAN)))
+
+# galloc.h with checks of the locks that its comments name.
+build/held/galloc.h: galloc.h tests/support/held.awk
+	$(folder)
+	$(step)awk -f tests/support/held.awk $< >$@.new && mv $@.new $@
 
 build/toolkit/%.compiles: %.c galloc.h tests/support/setup.h $(wildcard tests/support/inside.*)
 	$(folder)

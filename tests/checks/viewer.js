@@ -98,6 +98,23 @@ async function past() {
     }
 }
 
+/* Where calls have stacks, who held memory is the place of the allocation, not of the free. */
+async function holders() {
+    const segments = JSON.parse(fs.readFileSync(path.join(folder, "one.json"), "utf8")).segments;
+    const event = (action, addr, name) =>
+        ({ action, addr, size: 10, frames: [{ filename: "a", name, line: 1 }] });
+    const trace = [event("alloc", 512, "load"), event("alloc", 1024, "cache"), event("free_requested", 512, "end"),
+        event("alloc", 512, "again"), event("free_requested", 512, "end"), event("free_requested", 1024, "end"),
+        event("free_requested", 2048, "end"), { ...event("free_requested", 4096, "x"), tag: 7 }];
+    const { heap } = await calm(text({ segments, device_traces: [trace] }), "stacks");
+    const names = at => holdersAt(heap, heap.past, at).map(row => row.label.split(" a:")[0]).sort().join();
+    const older = "allocated before the history,";
+    expect(heap && names(1).startsWith(older + "cache,load,"), "holders at 1: " + names(1));
+    expect(heap && names(3).startsWith("again," + older + "cache,"), "holders at 3: " + names(3));
+    expect(heap && names(5).includes(older) && names(5).includes("tag 7") && !names(5).includes("end"),
+        "holders at 5: " + names(5));
+}
+
 /* Events can be anything. */
 async function hostilePasts() {
     const segments = JSON.parse(fs.readFileSync(path.join(folder, "one.json"), "utf8")).segments;
@@ -267,8 +284,8 @@ async function torch() {
 }
 
 (async () => {
-    for (const part of [trueFiles, past, hostilePasts, warnings, cutAndChanged, texts, hostilePickles, hostileJson,
-        bombs, torch]) await part();
+    for (const part of [trueFiles, past, holders, hostilePasts, warnings, cutAndChanged, texts, hostilePickles,
+        hostileJson, bombs, torch]) await part();
     console.log(checks - failures + " hold, " + failures + " do not");
     process.exit(failures || !checks ? 1 : 0);
 })();

@@ -66,6 +66,19 @@ int inside_nvtx_fixed = 1;
 #ifdef INSIDE_STRICT_C
 #undef CLOCK_MONOTONIC /* <time.h> defines no such name then */
 #endif
+/* Checks that the caller of a function holds the locks that the comment above it names (held.awk). */
+enum inside_locks {
+    INSIDE_NO_LOCK = 0,
+    INSIDE_LOCK = 1,
+    INSIDE_PAGING = 2,
+    INSIDE_GLOBAL_LOCK = 4,
+    INSIDE_BUDGET_LOCK = 8,
+    INSIDE_CONTEXT_LOCK = 16,
+    INSIDE_PAGING_AND_LOCK = INSIDE_PAGING | INSIDE_LOCK,
+    INSIDE_LOCK_AND_LATCHES = INSIDE_LOCK
+};
+static void inside_holds(const char *function, const void *pool, int locks);
+#define INSIDE_HOLDS(pool, locks) inside_holds(__func__, pool, locks)
 #define GALLOC_IMPLEMENTATION
 #include "galloc.h"
 
@@ -130,6 +143,29 @@ static void inside_step(const char *function)
     for (i = 0; i < inside_held.count; i++)
         if (inside_lock_is_short(inside_held.locks[i])) return;
     inside_on_step(function, inside_held.count);
+}
+
+static int inside_held_lock(const pthread_mutex_t *mutex)
+{
+    int i;
+    for (i = 0; i < inside_held.count; i++)
+        if (inside_held.locks[i] == mutex) return 1;
+    return 0;
+}
+
+static void __attribute__((unused)) inside_holds(const char *function, const void *of, int locks)
+{
+    const galloc_pool *pool = (const galloc_pool *)of;
+    int i, right = 1;
+    if (locks & INSIDE_LOCK) right &= inside_held_lock(&pool->lock);
+    if (locks & INSIDE_PAGING) right &= inside_held_lock(&pool->paging);
+    if (locks & INSIDE_GLOBAL_LOCK) right &= inside_held_lock(&gai_locks.global);
+    if (locks & INSIDE_BUDGET_LOCK) right &= inside_held_lock(&gai_locks.budget);
+    if (locks & INSIDE_CONTEXT_LOCK) right &= inside_held_lock(&gai_locks.context);
+    for (i = 0; !locks && i < inside_held.count; i++) right &= !inside_lock_is_short(inside_held.locks[i]);
+    if (right) return;
+    printf("%s: ", function);
+    inside_lock_is(0, "the caller holds the locks that its comment names");
 }
 
 /* ThreadSanitizer does not see what the C library writes. */
