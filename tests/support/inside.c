@@ -280,6 +280,12 @@ void inside_forget_pools(void)
 int inside_page_class(size_t bytes) { return gai_page_class(bytes); }
 int inside_in_mapping(void) { return gai_thread.in_mapping; }
 
+int inside_rests(void)
+{
+    return !gai_thread.in_mapping && !gai_thread.in_shortage && !gai_thread.in_log && !gai_thread.message_is_new &&
+           !gai_thread.ran_out && !gai_thread.damaged && !inside_held.count;
+}
+
 void inside_forget_tool(void)
 {
     gai_process.tool = 0;

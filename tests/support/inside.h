@@ -58,6 +58,7 @@ int inside_page_class(size_t bytes);
 void inside_forget_tool(void); /* the next pool looks for a tool; in a program with GALLOC_NVTX */
 extern int inside_nvtx_fixed;  /* GALLOC_NVTX: with a tool segments are fixed (1) */
 int inside_in_mapping(void); /* this thread is in on_map or on_unmap */
+int inside_rests(void); /* this thread is in no call: it is in no callback, holds no lock, and owes no message */
 pthread_mutex_t *inside_map_lock(void);
 void inside_latch(int on); /* a latch that is in no pool */
 extern void (*inside_on_malloc)(size_t bytes); /* called before each allocation of host memory, if not NULL */

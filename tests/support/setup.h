@@ -101,6 +101,7 @@ static UNUSED void finish(void)
     sim_run(-1);
     if (!OK(galloc_shutdown())) abandon_pools();
     OK(cudaPeekAtLastError());
+    EXPECT(inside_rests());
     EXPECT_EQ(sim_leaks(text, sizeof text), 0);
     if (text[0]) printf("    leaked: %s\n", text);
     EXPECT_EQ(sim_malloc_live(), 0);
