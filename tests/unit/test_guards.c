@@ -219,13 +219,13 @@ TEST(a_damaged_block_has_its_tag_its_name_and_its_callers)
     request.bytes = 64;
     request.pool = pool;
     request.stream = s;
-    request.tag = 5;
-    OK(galloc_tag_name(5, "weights"));
+    request.tag = UINT32_MAX;
+    OK(galloc_tag_name(UINT32_MAX, "weights"));
     OK(galloc_alloc(&p, &request));
     write_at(p, 64, 9, 3, s);
     OK(galloc_free(p, s));
     look_now(pool);
-    expect_said("tag 5 (weights)");
+    expect_said("tag 4294967295 (weights)");
     snprintf(at, sizeof at, "stream %llu: 3 bytes, the first 0 behind", stream_id(s));
     expect_said(at);
     expect_said("; allocated by ");

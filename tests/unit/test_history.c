@@ -934,26 +934,26 @@ TEST(what_is_live_by_tag_size_and_stream)
     for (i = 0; i < 2; i++) ids[i] = stream_id(streams[i]);
     OK(galloc_live_text(pool, text_out, sizeof text_out));
     EXPECT(!strcmp(text_out, "blocks in use: 0, of 0 bytes\n"));
-    OK(galloc_tag_name(7, "kv cache"));
+    OK(galloc_tag_name(UINT32_MAX, "kv cache"));
     memset(&request, 0, sizeof request);
     request.pool = pool;
     for (i = 0; i < 6; i++) {
         request.bytes = i < 5 ? 1000 : 2001;
-        request.tag = i < 4 ? 7 : 0;
+        request.tag = i < 4 ? UINT32_MAX : 0;
         request.stream = streams[i == 2];
         OK(galloc_alloc(&blocks[i], &request));
     }
     OK(galloc_free(get(pool, MIB(1), streams[0]), streams[0])); /* in the cache of the stream, not live */
     snprintf(expected, sizeof expected,
-             "blocks in use: 6, of 7001 bytes\n  3 of 1000 bytes, tag 7 (kv cache), stream %llu\n"
+             "blocks in use: 6, of 7001 bytes\n  3 of 1000 bytes, tag 4294967295 (kv cache), stream %llu\n"
              "  1 of 2001 bytes, stream %llu\n  1 of 1000 bytes, stream %llu\n"
-             "  1 of 1000 bytes, tag 7 (kv cache), stream %llu\n", ids[0], ids[0], ids[0], ids[1]);
+             "  1 of 1000 bytes, tag 4294967295 (kv cache), stream %llu\n", ids[0], ids[0], ids[0], ids[1]);
     OK(galloc_live_text(pool, text_out, sizeof text_out));
     if (!EXPECT(!strcmp(text_out, expected))) printf("%s", text_out);
     OK(galloc_live_text(NULL, text_out, sizeof text_out));
     EXPECT(!strcmp(text_out, expected));
-    snprintf(expected, sizeof expected, "free them first; most: 3 of 1000 bytes, tag 7 (kv cache), stream %llu",
-             ids[0]);
+    snprintf(expected, sizeof expected,
+             "free them first; most: 3 of 1000 bytes, tag 4294967295 (kv cache), stream %llu", ids[0]);
     EXPECT_EQ(galloc_pool_destroy(pool), cudaErrorNotPermitted);
     EXPECT(strstr(galloc_last_message(), expected));
     EXPECT_EQ(galloc_shutdown(), cudaErrorNotPermitted);

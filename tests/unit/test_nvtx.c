@@ -402,9 +402,9 @@ TEST(a_block_is_a_region_of_its_bytes)
     EXPECT_EQ(config.debug, 0);
     OK(galloc_tag_name(7, "kv cache"));
     tool.pool = pool;
-    void *p = get_tagged(pool, 1000, s, 7), *q = get_tagged(pool, MIB(3), s, 8);
+    void *p = get_tagged(pool, 1000, s, 7), *q = get_tagged(pool, MIB(3), s, 4000000000u);
     expect_told(p, 1000, "kv cache");
-    expect_told(q, MIB(3), "galloc tag 8");
+    expect_told(q, MIB(3), "galloc tag 4000000000");
     EXPECT_EQ(heaps_now(), 2);
     EXPECT(!is_told((uintptr_t)p + 1000, 1));
     touch(s, p, 1000);

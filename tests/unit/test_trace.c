@@ -114,7 +114,7 @@ TEST(rows_say_what_was_called)
     request.bytes = 5000;
     request.alignment = 8192;
     request.lifetime = GALLOC_LIFETIME_LONG;
-    request.tag = 7;
+    request.tag = UINT32_MAX;
     request.stream = c;
     request.pool = pool;
     OK(galloc_alloc(&p, &request));
@@ -123,7 +123,7 @@ TEST(rows_say_what_was_called)
     OK(galloc_free_after(p, several, 3));
     log_begin();
     for (int n = 0; n < 4; n++) (void)log_next();
-    expect_row("allocate,%p,5000,%llu,1,align=8192 long tag=7", p, k);
+    expect_row("allocate,%p,5000,%llu,1,align=8192 long tag=4294967295", p, k);
     expect_row("free,%p,5000,%llu,1,after=%llu+%llu recorded=%llu", p, i, j, k, i);
     EXPECT(!log_next());
     stream_end(a), stream_end(b), stream_end(c);
