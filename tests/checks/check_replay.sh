@@ -78,6 +78,38 @@ for options in '' '--busy --verify' '--conf expandable_segments:False --busy --v
     esac
 done
 
+# No trace costs more than the file of docs/tuning.md says, with the defaults and with other settings: memory at most and
+# on the average, driver calls, moves, waits. Time plays no part in them.
+costs() { # options, settings as in that file, the file, lines of replay
+    awk -F, -v options="$1" -v conf="$2" '
+        function value(key) { return match($0, "\"" key "\": ") ? substr($0, RSTART + RLENGTH) + 0 : -1 }
+        function more(what, now, then) { if (now > then) print name ": " what " " now ", not " then }
+        FNR == NR && $1 == options && $2 == conf {
+            most[$3] = $4; mean[$3] = $5; calls[$3] = $7; moves[$3] = $8; waits[$3] = $9
+        }
+        FNR == NR { next }
+        match($0, /"trace": "[a-z0-9_]*"/) {
+            name = substr($0, RSTART + 10, RLENGTH - 11)
+            if (!(name in most)) { print name ": no row"; next }
+            traces++
+            more("held at most", value("reserved_ratio"), most[name] + 0.00005)
+            more("held on the average", value("mean_reserved_bytes") / value("peak_live_bytes"), mean[name] + 0.00005)
+            more("driver calls", value("driver_calls"), calls[name])
+            more("moves", value("moves"), moves[name])
+            more("waits", value("waits"), waits[name])
+        }
+        END { if (traces != 10) print traces + 0 " traces" }
+    ' "$3" "$4"
+}
+for options in '' --busy; do
+    for conf in default overhead:0 overhead:0.2 growth:16M expandable_segments:False reuse:none; do
+        grep -q "^$options,$conf," bench/results/sim-tuning.csv || continue
+        "$replay" --json $options --conf "$(echo "$conf" | sed s/default//)" bench/traces/*.csv.gz >"$work/lines"
+        costs "$options" "$conf" bench/results/sim-tuning.csv "$work/lines" >"$work/more"
+        empty "costs more than it did: $options $conf" "$work/more"
+    done
+done
+
 # The profile of PyTorch holds what PyTorch held, also while blocks are used by work that is far behind.
 BUILD=${BUILD:-build} bench/like_pytorch.sh "$work/like_pytorch.csv" >"$work/out" 2>&1
 verdict $? 'like:pytorch holds what PyTorch held'
