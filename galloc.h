@@ -518,11 +518,11 @@ typedef struct galloc_pointer {
     galloc_pool *pool;
     void *base;                   /* start of the block that contains the address */
     size_t requested;             /* bytes that were requested; 0 for free memory */
-    size_t usable;                /* bytes that may be used: requested, rounded up to 512; with room all that the block
-                                     has, which it keeps when it shrinks, and in fixed segments the room; with
-                                     other backends the bytes asked of the driver; of a block with a guard
-                                     (debug:guards) the bytes requested; 0: galloc has noticed a reset that took the
-                                     memory, and the program may have other memory at this address */
+    size_t usable;                /* bytes that may be used, at least those requested: the block's size after rounding;
+                                     with room all that the block has, which it keeps when it shrinks, and in fixed
+                                     segments the room; with other backends the bytes asked of the driver; of a block
+                                     with a guard (debug:guards) the bytes requested; 0: galloc has noticed a reset
+                                     that took the memory, and the program may have other memory at this address */
     size_t room;                  /* bytes of addresses (in fixed segments: of memory) that belong to the block, its
                                      room included; at least `usable` */
     unsigned long long stream_id; /* cudaStreamGetId of the stream that it was allocated for or freed on; 0: the legacy
@@ -5573,6 +5573,16 @@ static void gai_trace_streams(gai_string *words, const char *name, const gai_mar
         if (!n++) gai_print(words, " %s=", name);
         gai_print(words, "%s%llu", n > 1 ? "+" : "", (unsigned long long)gai_trace_stream(marks->stream));
     }
+}
+
+/* A request has failed since memory ran out. `stream`: NULL if no stream asked. [no lock] */
+GAI_APART
+static void gai_trace_failed(galloc_pool *pool, const gai_stream *stream, size_t asked)
+{
+    char text[GAI_TRACE_WORDS] = "";
+    gai_string words = {text, sizeof text};
+    if (stream && stream->capture_id) gai_print(&words, " capture=%llu", stream->capture_id);
+    gai_trace_row(pool, "allocate failure", 0, asked, stream ? gai_trace_stream(stream) : 0, text);
 }
 
 /* The program gets a block, after so many waits for other streams. [lock] */
@@ -13490,7 +13500,7 @@ static void gai_job_refuse(gai_job *job, const galloc_report *report)
     }
     gai_pool_count(job->pool, GAI_COUNT_NO_MEMORY);
     gai_history_shortage(job->pool, report);
-    if (job->pool->trace) gai_trace_row(job->pool, "allocate failure", 0, report->asked, report->stream_id, "");
+    if (job->pool->trace) gai_trace_failed(job->pool, job->params.stream, report->asked);
     gai_thread.report = *report;
     job->reported = 1;
     gai_thread.ran_out = !job->rejected;

@@ -334,7 +334,7 @@ TEST(rows_of_waits_captures_and_requests_that_fail)
     galloc_pool *pool;
     cudaStream_t a, b;
     cudaGraph_t graph = NULL;
-    void *p, *q, *first;
+    void *p, *q, *first, *none;
     begin_still();
     log_to("log.csv");
     pool = pool_limited(MIB(64));
@@ -357,6 +357,7 @@ TEST(rows_of_waits_captures_and_requests_that_fail)
     q = get(pool, MIB(4), b);
     OK(cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal));
     p = get(pool, MIB(4), a);
+    EXPECT_EQ(galloc_pool_malloc(pool, &none, GIB(1), a), cudaErrorMemoryAllocation);
     OK(galloc_free(p, a));
     OK(galloc_free(q, a)); /* who used it before is unknown in the capture, and no stream of that name exists */
     OK(cudaStreamEndCapture(a, &graph));
@@ -368,6 +369,7 @@ TEST(rows_of_waits_captures_and_requests_that_fail)
     expect_row("allocate,%p,%zu,%llu,1,", q, MIB(4), stream_id(b));
     const char *row = log_next();
     EXPECT(row && !strncmp(row, "allocate,0x", 11) && strstr(row, ",1,capture="));
+    expect_row("allocate failure,0x0,%zu,%llu,1,%s", GIB(1), (unsigned long long)(uintptr_t)a, strstr(row, "capture="));
     row = log_next();
     EXPECT(row && !strncmp(row, "free,0x", 7) && strstr(row, ",1,capture="));
     row = log_next();
