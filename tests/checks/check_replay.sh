@@ -78,8 +78,8 @@ for options in '' '--busy --verify' '--conf expandable_segments:False --busy --v
     esac
 done
 
-# No trace costs more than the file of docs/tuning.md says, with the defaults and with other settings: memory at most and
-# on the average, driver calls, moves, waits. Time plays no part in them.
+# No trace costs more than the file of docs/tuning.md says, with the defaults and with other settings: memory at most
+# and on the average, driver calls, moves, waits. Time plays no part in them.
 costs() { # options, settings as in that file, the file, lines of replay
     awk -F, -v options="$1" -v conf="$2" '
         function value(key) { return match($0, "\"" key "\": ") ? substr($0, RSTART + RLENGTH) + 0 : -1 }
