@@ -1699,6 +1699,33 @@ TEST(a_block_cached_while_it_grows_is_no_block)
     finish();
 }
 
+/* The memory that on_oom frees on the growth's own stream serves the next attempt, though the host may wait for
+   nothing. */
+TEST(a_growth_gets_what_on_oom_frees_on_its_stream)
+{
+    begin();
+    galloc_config config = config_limit(MIB(8));
+    config.lane_bytes = MIB(4);
+    config.wait_limit_ms = 0;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = freed_in_growth.stream = stream_new();
+    void *grows = get_growable(pool, MIB(2), MIB(16), s);
+    freed_in_growth.block = get(pool, MIB(2), s);
+    void *other = get(pool, MIB(4), s);
+    galloc_callbacks callbacks = {0};
+    callbacks.on_oom = free_on_its_stream;
+    callbacks.user = pool;
+    OK(galloc_pool_set_callbacks(pool, &callbacks));
+    OK(galloc_resize(grows, MIB(4), s));
+    expect_healthy(pool, 1);
+    EXPECT_EQ(stats_of(pool).live.current, MIB(8));
+    OK(galloc_free(grows, s));
+    OK(galloc_free(other, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* S may still write a block that t has waited for, and gets only its last bytes to cut off. What s wrote before, it
    still may: u gets nothing of it. */
 TEST(a_cut_on_a_stream_keeps_its_earlier_mark)

@@ -554,6 +554,43 @@ TEST(blocks_that_wait_for_the_device_are_free)
     finish();
 }
 
+static struct {
+    galloc_pool *pool;
+    int checks;
+} leaves;
+
+static void look_while_it_is_checked(const char *function)
+{
+    if (strcmp(function, "cuMemcpyDtoHAsync")) return;
+    sim_hook(NULL, NULL);
+    leaves.checks++;
+    check_snapshot(leaves.pool);
+}
+
+/* So is a block that leaves the quarantine, also while its check is being queued. */
+TEST(blocks_that_leave_the_quarantine_are_free)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.debug = GALLOC_DEBUG_QUARANTINE;
+    config.quarantine_bytes = KIB(8);
+    galloc_pool *pool = leaves.pool = pool_new(&config);
+    leaves.checks = 0;
+    void *live = get(pool, KIB(4), s);
+    for (int i = 0; i < 8; i++) {
+        void *p = get(pool, KIB(4), s);
+        sim_hook(look_while_it_is_checked, NULL);
+        OK(galloc_free(p, s));
+        sim_hook(NULL, NULL);
+    }
+    EXPECT(leaves.checks > 0);
+    OK(galloc_free(live, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(sums_hold_in_random_programs)
 {
     static const char *const settings[] = {
