@@ -3603,6 +3603,39 @@ TEST(growth_on_a_default_stream_waits_for_poison)
     finish();
 }
 
+/* And so do requests of rounded sizes, with a sample: those that get no guard, too. */
+TEST(rounded_requests_on_a_default_stream_wait_for_poison)
+{
+    enum { BLOCKS = 64 };
+    static const char *const settings[] = {"debug:poison,debug_sample:3,roundup_power2_divisions:4",
+                                           "debug:poison,debug_sample:3,strategy:pooled"};
+    for (int k = 0; k < 2; k++) {
+        begin_still();
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, settings[k], NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t t = stream_new();
+        void *p[BLOCKS], *q;
+        int poisoned = 0;
+        for (int i = 0; i < BLOCKS; i++) p[i] = get(pool, 70000, NULL);
+        OK(cudaDeviceSynchronize());
+        for (int i = 0; i < BLOCKS; i++) {
+            OK(galloc_free(p[i], NULL));
+            poisoned += !sim_stream_done(cudaStreamLegacy);
+            q = get(pool, 70000, NULL);
+            put(t, q, 70000, 1); /* nothing but galloc's own work could be in the way */
+            OK(cudaStreamSynchronize(t));
+            OK(cudaDeviceSynchronize());
+            p[i] = q;
+        }
+        EXPECT(poisoned > 0);
+        for (int i = 0; i < BLOCKS; i++) OK(galloc_free(p[i], NULL));
+        pool_end(pool);
+        stream_end(t);
+        finish();
+    }
+}
+
 /* The next allocation on a default stream would wait for a check, on another stream it would not. */
 TEST(with_a_limit_of_waits_other_streams_are_checked)
 {

@@ -1190,6 +1190,22 @@ TEST(no_page_is_larger_than_a_sixteenth_of_the_heap)
     finish();
 }
 
+/* galloc_pool_reserve makes pages as large as an allocation of its size does. */
+TEST(what_is_reserved_at_once_has_large_pages)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *reserved = pool_new(NULL), *allocated = pool_new(NULL);
+    OK(galloc_pool_reserve(reserved, GIB(8)));
+    void *p = get(allocated, GIB(8), s);
+    EXPECT(stats_of(reserved).driver.create <= 2 * stats_of(allocated).driver.create);
+    OK(galloc_free(p, s));
+    pool_end(reserved);
+    pool_end(allocated);
+    stream_end(s);
+    finish();
+}
+
 /* Under a limit every page counts: a heap of much less than 4 GiB has none above 2 MiB. */
 TEST(under_a_limit_pages_are_small)
 {
