@@ -2400,6 +2400,43 @@ TEST(a_check_does_not_wait_for_the_stream_that_comes_after)
     finish();
 }
 
+/* A block's guard was set on a stream whose cache gave it out and that galloc has forgotten since: its free elsewhere
+   looks at the guard all the same. */
+TEST(a_guard_is_checked_though_its_stream_is_forgotten)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "debug:guards,debug_sample:64", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    void *kept = get(pool, 5000, s), *p;
+    int streams = 0, guarded = 0;
+    OK(galloc_free(get(pool, 5000, t), t));
+    OK(galloc_free(get(pool, 5000, u), u));
+    OK(galloc_free(get(pool, 1000, s), t)); /* a block of s, now in the cache of t */
+    do {
+        p = get(pool, 1000, t);
+        guarded = info_of(p).usable == 1000;
+        if (!guarded) OK(galloc_free(p, t));
+    } while (!guarded && stats_of(pool).mallocs < 1000);
+    EXPECT(guarded);
+    write_at(p, 1000, 1, 1, t);
+    OK(cudaStreamSynchronize(t));
+    OK(galloc_stream_retire(t));
+    stream_end(t);
+    look_now(pool);
+    OK(galloc_pool_streams(pool, NULL, 0, &streams));
+    EXPECT_EQ(streams, 2);
+    OK(galloc_free(p, u));
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(stats_of(pool).damages, 1);
+    OK(galloc_free(kept, s));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(u);
+    finish();
+}
+
 /* Without host memory for the state of the stream a free waits for it, and looks at no guard; that is counted. */
 TEST(a_free_without_host_memory_leaves_a_guard_unchecked)
 {
