@@ -3,6 +3,8 @@
 
 #include "setup.h"
 
+#include <semaphore.h>
+
 /* ---- pools ------------------------------------------------------------------------------------------------------- */
 
 static void begin_backed(int pace)
@@ -1232,6 +1234,66 @@ TEST(a_block_that_leaves_the_quarantine_waits_for_its_check)
     OK(cudaDeviceSynchronize());
     EXPECT_EQ(sim_findings(SIM_RACE), 0);
     for (int i = 0; i < 4; i++) OK(galloc_free(r[i], s));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+static struct {
+    cudaStream_t stream;
+    void *block;
+    sem_t first_is_out, second_is_out, first_is_back;
+} two;
+
+static __thread int leaves; /* 1: this thread's free is the first to take a block out; 2: the second one */
+
+static void wait_for_the_other(const char *function)
+{
+    int which = leaves;
+    if (!which || strcmp(function, "cuMemcpyDtoHAsync")) return;
+    leaves = 0;
+    sem_post(which == 1 ? &two.first_is_out : &two.second_is_out);
+    sem_wait(which == 1 ? &two.second_is_out : &two.first_is_back);
+}
+
+static void *free_second(void *arg)
+{
+    (void)arg;
+    sem_wait(&two.first_is_out);
+    leaves = 2;
+    OK(galloc_free(two.block, two.stream));
+    sem_post(&two.second_is_out); /* also where it took nothing out */
+    return NULL;
+}
+
+/* Two frees take a block out of the quarantine at once. The first of these blocks may be free while the other one is
+   still being looked at. */
+TEST(two_blocks_leave_the_quarantine_at_once)
+{
+    pthread_t thread;
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new(), t = two.stream = stream_new();
+    galloc_pool *pool = pool_quarantine(KIB(8));
+    void *p = get(pool, KIB(4), s), *q = get(pool, KIB(4), t), *r = get(pool, KIB(4), s);
+    two.block = get(pool, KIB(4), t);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, t));
+    look_now(pool);
+    sem_init(&two.first_is_out, 0, 0);
+    sem_init(&two.second_is_out, 0, 0);
+    sem_init(&two.first_is_back, 0, 0);
+    sim_hook(wait_for_the_other, NULL);
+    EXPECT_EQ(pthread_create(&thread, NULL, free_second, NULL), 0);
+    leaves = 1;
+    OK(galloc_free(r, s));
+    sem_post(&two.first_is_out);
+    sem_post(&two.first_is_back);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    sim_hook(NULL, NULL);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    look_now(pool);
+    expect_checks(pool, 2, 0);
     pool_end(pool);
     stream_end(s);
     stream_end(t);

@@ -659,6 +659,25 @@ TEST(two_pools_find_the_tool)
     finish_told();
 }
 
+/* The question whether there is a tool needs a bit of device memory. A pool that finds none leaves it to the next. */
+TEST(the_tool_is_found_by_the_pool_that_has_memory_to_ask)
+{
+    with_tool();
+    cudaStream_t s = stream_new();
+    sim_fail("cuMemAlloc", 1, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    galloc_pool *first = pool_new(NULL);
+    EXPECT_EQ(sim_calls("cuMemAlloc"), 1);
+    sim_fail_clear();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, 1000, s);
+    expect_told(p, 1000, "galloc tag 0");
+    OK(galloc_free(p, s));
+    stream_end(s);
+    pool_end(pool);
+    pool_end(first);
+    finish_told();
+}
+
 /* Nobody can have the bytes before the tool knows that they are free. */
 TEST(a_region_ends_before_the_bytes_are_given_out)
 {
@@ -823,6 +842,24 @@ TEST(a_free_waits_for_no_recorded_stream_of_a_context_that_has_ended)
     OK(cuCtxSetCurrent(own));
     OK(galloc_free(p, s));
     for (int i = 1; i < 3; i++) OK(cuCtxDestroy(other[i]));
+    pool_end(pool);
+    finish_told();
+}
+
+/* A recorded stream that was retired may be destroyed by now: it is not waited for. */
+TEST(a_free_waits_for_no_recorded_stream_that_was_retired)
+{
+    with_tool();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_expandable(1);
+    void *p = get(pool, 1000, s);
+    touch(t, p, 1000);
+    OK(galloc_record_stream(p, t));
+    OK(galloc_stream_retire(t));
+    OK(cudaStreamSynchronize(t));
+    stream_end(t);
+    OK(galloc_free(p, s));
+    stream_end(s);
     pool_end(pool);
     finish_told();
 }
