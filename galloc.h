@@ -627,8 +627,8 @@ typedef struct galloc_torch_stat {
 /* The counters of torch.cuda.memory_stats that a pool with like:pytorch and fixed segments has, under the same names.
    Differences: requested_bytes falls together with allocated_bytes, at the free; `total` is PyTorch's `allocated`; and
    PyTorch's `freed` is total - current. At any moment
-     allocated_bytes + inactive_split_bytes <= reserved_bytes,  allocated_bytes <= active_bytes
-   and the same for counts. */
+     allocated_bytes + inactive_split_bytes <= reserved_bytes,  allocated_bytes <= active_bytes,
+     allocation <= active */
 typedef struct galloc_torch_stats {
     galloc_torch_stat allocation;     /* number of used blocks */
     galloc_torch_stat segment;        /* number of segments held */
@@ -691,8 +691,9 @@ typedef struct galloc_step {
      usable_in_pages <= usable,  in_slots <= usable,  largest_usable <= usable - in_slots
      held + room <= limit, or held > limit and room == 0; equal but for a device_limit that pools share
    Bytes of the device, if device_known:
-     held + others_held + outside + device_free == device_total, but for changes while it is read, and for what a
-     reset took of another pool that has not been called since */
+     held + others_held + outside + device_free == device_total, but for changes while it is read, for what a reset
+     took of another pool that has not been called since, and for what the driver took back of the memory that it
+     keeps for pools of backend:cudaMallocAsync since their last call */
 typedef struct galloc_report {
     galloc_pool *pool;       /* the pool; valid as long as the pool exists */
     int device;
