@@ -1678,6 +1678,40 @@ TEST(the_counters_of_other_backends_are_exact)
 }
 
 /* What a setting would do that has no effect there is no advice. */
+static int ask_nothing(const galloc_report *report, void *user)
+{
+    (void)report;
+    (void)user;
+    return 0;
+}
+
+static void hear_of_pages(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    (void)pool;
+    (void)addr;
+    (void)bytes;
+    (void)user;
+}
+
+/* They map no pages: each callback that would tell of them is refused, others are not. */
+TEST(other_backends_refuse_the_callbacks_about_pages)
+{
+    static const int backends[] = {GALLOC_BACKEND_CUDA_MALLOC, GALLOC_BACKEND_CUDA_MALLOC_ASYNC};
+    for (int i = 0; i < 2; i++) {
+        begin();
+        galloc_config config = galloc_config_default();
+        config.backend = backends[i];
+        galloc_pool *pool = pool_new(&config);
+        galloc_callbacks oom = {.on_oom = ask_nothing}, map = {.on_map = hear_of_pages};
+        galloc_callbacks unmap = {.on_unmap = hear_of_pages};
+        EXPECT_EQ(galloc_pool_set_callbacks(pool, &map), cudaErrorNotSupported);
+        EXPECT_EQ(galloc_pool_set_callbacks(pool, &unmap), cudaErrorNotSupported);
+        OK(galloc_pool_set_callbacks(pool, &oom));
+        pool_end(pool);
+        finish();
+    }
+}
+
 TEST(advice_leaves_out_what_other_backends_ignore)
 {
     static char text[GALLOC_REPORT_TEXT];

@@ -326,6 +326,25 @@ TEST(a_free_waits_for_noted_uses_on_each_legacy_stream)
     }
 }
 
+/* One whose context has ended has nothing to wait for: the free succeeds. */
+TEST(a_noted_use_on_the_legacy_stream_of_a_context_that_has_ended)
+{
+    start();
+    CUcontext green = NULL, own = NULL;
+    cudaStream_t s = stream_new();
+    char *p = alloc(MIB(1));
+    OK(cuCtxGetCurrent(&own));
+    OK(sim_green_create(&green, 0));
+    OK(cuCtxSetCurrent(green));
+    OK(galloc_record_stream(p, cudaStreamLegacy));
+    OK(cuCtxSetCurrent(own));
+    OK(sim_green_destroy(green));
+    OK(cudaFreeAsync(p, s));
+    EXPECT(info_of(p).state != GALLOC_STATE_USED);
+    stream_end(s);
+    no_findings();
+}
+
 /* Where that wait is not possible, the memory stays the program's. */
 TEST(a_noted_use_on_the_legacy_stream_that_cannot_be_waited_for)
 {

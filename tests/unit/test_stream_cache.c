@@ -505,6 +505,40 @@ TEST(a_free_by_a_handle_that_came_back_is_nobodys)
     }
 }
 
+/* The cache of S is full of such frees when T frees: T is asked who it is. Its free is none of S, and serves others as
+   soon as T is retired and done, though nobody may wait. */
+TEST(a_full_cache_takes_no_free_by_a_handle_that_came_back)
+{
+    enum { SMALL = 64 };
+    begin_still();
+    cudaStream_t u = stream_new(), s = stream_new();
+    galloc_config config = config_limit(MIB(2));
+    config.wait_limit_ms = 0;
+    galloc_pool *pool = pool_new(&config);
+    unsigned long long id = stream_id(s);
+    void *small[SMALL], *p = get(pool, KIB(1100), u), *q = get(pool, KIB(800), s), *kept;
+    for (int i = 0; i < SMALL; i++) small[i] = get(pool, 512, s);
+    kept = get(pool, 512, s);
+    for (int i = 0; i < SMALL; i++) OK(galloc_free(small[i], s));
+    OK(cudaStreamSynchronize(s)); /* so that the program may go on with its memory on T */
+    stream_end(s);
+    cudaStream_t t = stream_new();
+    EXPECT(t == s && stream_id(t) != id);
+    put(t, q, KIB(800), 1);
+    OK(galloc_free(q, t));
+    OK(galloc_stream_retire(t));
+    OK(cudaStreamSynchronize(t));
+    void *r = get_used(pool, KIB(800), u, 2);
+    EXPECT(r == q);
+    OK(galloc_free(r, u));
+    OK(galloc_free(p, u));
+    OK(galloc_free(kept, u));
+    pool_end(pool);
+    stream_end(t);
+    stream_end(u);
+    finish();
+}
+
 /* A free that comes after the device was waited for, and before the wait is over for the pool, is not covered by it:
    neither one that nobody confirms, nor one with a mark. */
 static struct {

@@ -949,6 +949,55 @@ TEST(a_full_disk_is_told_of_after_the_log_function_has_returned)
     finish();
 }
 
+static char lost_files[2][100];
+static int lost[2]; /* lines of the log about each of them */
+
+static void count_lost(void)
+{
+    for (int device = 0; device < 2; device++) lost[device] += strstr(log_text, lost_files[device]) != NULL;
+}
+
+/* One call finds out that two logs cannot be written. Each of them has a line. */
+TEST(each_log_that_a_full_disk_ends_is_told_of)
+{
+    struct rlimit limit, little;
+    void (*before)(int);
+    begin_with_devices(2, SIM_PACE_PROMPT);
+    log_to("%d.csv");
+    galloc_pool *pool[2];
+    galloc_config config = galloc_config_default();
+    for (int device = 0; device < 2; device++) {
+        config.device = device;
+        pool[device] = pool_new(&config);
+        snprintf(lost_files[device], sizeof lost_files[device], "%s/%d.csv", folder, device);
+        lost[device] = 0;
+    }
+    if (EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0)) {
+        little = limit;
+        little.rlim_cur = 0;
+        before = signal(SIGXFSZ, SIG_IGN);
+        EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &little), 0);
+        log_hook = count_lost;
+        for (int i = 0; i < 3; i++) {
+            for (int device = 0; device < 2; device++) {
+                OK(cudaSetDevice(device));
+                OK(galloc_free(get(pool[device], 512, NULL), NULL));
+            }
+            (void)galloc_annotate("now");
+        }
+        log_hook = NULL;
+        for (int device = 0; device < 2; device++) EXPECT_EQ(lost[device], 1);
+        EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+        signal(SIGXFSZ, before);
+    }
+    for (int device = 0; device < 2; device++) {
+        pool_end(pool[device]);
+        unlink(lost_files[device]);
+    }
+    log_ends();
+    finish();
+}
+
 /* What stands under the name stays, and the program goes on without a log. */
 static void expect_no_log(void)
 {
