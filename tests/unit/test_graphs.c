@@ -1509,6 +1509,33 @@ TEST(groups_of_two_pools_begin_with_one_stream)
     finish();
 }
 
+static galloc_graph *ending_group; /* until it is released */
+
+static void release_the_group(const char *function)
+{
+    galloc_graph *group = ending_group;
+    if (!group || strcmp(function, "cuCtxGetId")) return;
+    ending_group = NULL;
+    OK(galloc_graph_release(group, GALLOC_NO_STREAM));
+}
+
+/* A group is released while another call begins it again: that one finds no group. */
+TEST(a_group_that_is_released_before_it_begins_again_is_gone)
+{
+    begin();
+    galloc_pool *pool = pool_for(3);
+    galloc_graph *group = NULL;
+    OK(galloc_graph_begin(&group, pool, cudaStreamPerThread));
+    OK(galloc_graph_end(group));
+    ending_group = group;
+    sim_hook(release_the_group, NULL);
+    EXPECT_EQ(galloc_graph_begin(&group, pool, cudaStreamPerThread), cudaErrorInvalidResourceHandle);
+    sim_hook(NULL, NULL);
+    EXPECT(!ending_group);
+    pool_end(pool);
+    finish();
+}
+
 /* A capture stays in the group that it began in, though another group begins on its stream once the first has ended. */
 TEST(a_capture_of_one_group_goes_over_to_no_other)
 {

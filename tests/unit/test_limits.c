@@ -739,6 +739,69 @@ TEST(limits_change_while_pools_grow)
     }
 }
 
+static struct {
+    galloc_pool *other;
+    pthread_t thread, second;
+    cudaStream_t s;
+    void *p;
+    int looks, when, begun, done; /* when: before the so many-th look at the limit */
+} rival;
+
+static void *take_the_rest(void *unused)
+{
+    OK(cudaSetDevice(0));
+    (void)galloc_pool_malloc(rival.other, &rival.p, MIB(2), rival.s);
+    __atomic_store_n(&rival.done, 1, __ATOMIC_RELEASE);
+    return unused;
+}
+
+/* The other call may have to wait for this one. */
+static void let_another_pool_grow(void)
+{
+    if (!pthread_equal(pthread_self(), rival.thread) || ++rival.looks != rival.when) return;
+    rival.begun = 1;
+    EXPECT_EQ(pthread_create(&rival.second, NULL, take_the_rest, NULL), 0);
+    for (int i = 0; i < 100 && !__atomic_load_n(&rival.done, __ATOMIC_ACQUIRE); i++) usleep(1000);
+}
+
+/* Another pool takes the rest of the limit at any moment of a call that wants it: one of them gets it. */
+TEST(pools_that_grow_at_once_share_a_limit)
+{
+    int served = 0, begun = 1;
+    for (int when = 1; begun; when++) {
+        begin();
+        memset(&rival, 0, sizeof rival);
+        galloc_config config = galloc_config_default();
+        config.device_limit = MIB(2);
+        config.growth = MIB(2);
+        config.throw_on_cudamalloc_oom = 1;
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new();
+        void *p = NULL;
+        rival.other = pool_new(&config);
+        rival.s = stream_new();
+        rival.thread = pthread_self();
+        rival.when = when;
+        inside_on_budget = let_another_pool_grow;
+        (void)galloc_pool_malloc(pool, &p, MIB(2), s);
+        inside_on_budget = NULL;
+        begun = rival.begun;
+        if (begun) EXPECT_EQ(pthread_join(rival.second, NULL), 0);
+        EXPECT(stats_of(pool).reserved.current + stats_of(rival.other).reserved.current <= MIB(2));
+        EXPECT(!p || !rival.p);
+        EXPECT(p || rival.p);
+        served += rival.p != NULL;
+        if (p) OK(galloc_free(p, s));
+        if (rival.p) OK(galloc_free(rival.p, rival.s));
+        pool_end(rival.other);
+        pool_end(pool);
+        stream_end(s);
+        stream_end(rival.s);
+        finish();
+    }
+    EXPECT(served > 0);
+}
+
 TEST(a_pool_that_the_shared_limit_stops_gets_what_others_do_not_use)
 {
     FOR_BOTH_KINDS (kind) {
