@@ -2499,6 +2499,53 @@ TEST(a_guard_is_checked_though_its_stream_is_forgotten)
     finish();
 }
 
+static struct {
+    galloc_pool *pool;
+    cudaStream_t s;
+    int pairs, armed;
+} comes_after;
+
+/* The legacy stream is forgotten, and S gets its state and uses it. */
+static void let_another_stream_come(const char *function)
+{
+    if (!comes_after.armed || strcmp(function, "cuStreamIsCapturing")) return;
+    comes_after.armed = 0;
+    OK(galloc_stream_retire(cudaStreamLegacy));
+    look_now(comes_after.pool);
+    comes_after.s = stream_new();
+    for (int i = 0; i < comes_after.pairs; i++)
+        OK(galloc_free(get_used(comes_after.pool, 1000, comes_after.s, 1), comes_after.s));
+}
+
+/* A request looks at its stream as a guard is due. When it comes back, another stream has the state of that one: its
+   cache is none of the request's, whether a guard is due there, too, or not. */
+TEST(a_request_due_for_a_guard_takes_nothing_of_a_later_stream)
+{
+    for (int pairs = 1; pairs < 140; pairs++) {
+        begin_still();
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, "debug:guards,debug_sample:64", NULL, 0));
+        galloc_pool *pool = comes_after.pool = pool_new(&config);
+        void *p = NULL;
+        comes_after.s = NULL;
+        comes_after.pairs = pairs;
+        sim_hook(let_another_stream_come, NULL);
+        for (int i = 0; i < 200 && !comes_after.s; i++) {
+            if (p) OK(galloc_free(p, cudaStreamLegacy));
+            comes_after.armed = i > 10;
+            p = get(pool, 1000, cudaStreamLegacy);
+            comes_after.armed = 0;
+        }
+        sim_hook(NULL, NULL);
+        EXPECT(comes_after.s);
+        put(cudaStreamLegacy, p, 1000, 2);
+        OK(galloc_free(p, cudaStreamLegacy));
+        pool_end(pool);
+        stream_end(comes_after.s);
+        finish();
+    }
+}
+
 /* Without host memory for the state of the stream a free waits for it, and looks at no guard; that is counted. */
 TEST(a_free_without_host_memory_leaves_a_guard_unchecked)
 {
