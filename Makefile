@@ -37,12 +37,15 @@ ERRORS := implicit-function-declaration implicit-int int-conversion incompatible
 WARNINGS := -Wall -Wextra -Wshadow -Wundef -Wstrict-prototypes -Wmissing-prototypes $(ERRORS:%=-Werror=%) \
 	$(if $(CI),-Werror)
 CFLAGS ?= -O2 -g
-ASAN := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+ASAN := -O1 -g -fsanitize=address,undefined,float-cast-overflow \
+	-fno-sanitize-recover=undefined,float-cast-overflow -fno-omit-frame-pointer
 # Copies that the compiler writes out are not seen by ThreadSanitizer.
 TSAN := -O1 -g -fsanitize=thread $(addprefix -fno-builtin-,memcpy memmove memset memcmp)
 LIBS := -lpthread -lm -ldl
 BUNDLED := tests/sim/include
 export CC CXX CLANG CLANGXX NVCC CUDA_HOME JOBS
+# Numbers have a point, whatever the locale.
+export LC_ALL := C
 
 # What to say where a tool is missing, with the Debian package that has it.
 need = $(if $(shell command -v $(1)),,$(error $(1) is not found. On Debian: apt install $(2)))

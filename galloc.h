@@ -761,7 +761,8 @@ typedef struct galloc_callbacks {
               or group that has ended; cudaErrorInitializationError in the child of a fork; otherwise the driver's
               error. A call that fails changes nothing, nor a place for a result whose description does not say so; it
               keeps its error for galloc_last_message, and sends it to the log (GALLOC_LOG_ERROR: repeated lines are
-              folded; GALLOC_LOG_OFF: no line). The runtime's last error stays as it was.
+              folded; GALLOC_LOG_OFF: no line). The runtime's last error stays as it was, unless the runtime cannot make
+              a context current for a thread that has none: then it is that error.
      Streams  may be captured (ON GRAPHS), except with galloc_resize (cudaErrorNotSupported), galloc_stream_retire and
               galloc_graph_release (cudaErrorStreamCaptureUnsupported). Stream 0 is the legacy or the per-thread default
               stream, as in the calling file. cudaStreamPerThread is refused while a green context is current, as in
@@ -1110,7 +1111,7 @@ GALLOC_API cudaError_t galloc_pool_history_stacks(galloc_pool *pool, size_t fram
 GALLOC_API cudaError_t galloc_annotate(const char *text);
 
 /* Gives a tag (galloc_request.tag) a name, for snapshots and galloc_live_text. 64 tags can have names.
-     tag      any number; 0, that of blocks without a tag, has its name in galloc_live_text only
+     tag      any number; 0, that of blocks without a tag, has its name in texts and for GALLOC_NVTX, not in snapshots
      name     as the text of galloc_annotate; NULL or "": the tag has no name from now on
      Returns  also cudaErrorMemoryAllocation: 64 other tags have names */
 GALLOC_API cudaError_t galloc_tag_name(uint32_t tag, const char *name);
@@ -3080,7 +3081,7 @@ struct gai_stream {
     uint64_t blocks; /* used ones that the pool gave to it, those in stream caches among them; read without a lock */
     uint64_t busy_frees;      /* with the stream cache's: frees since it last held nothing; read without a lock */
     size_t stranded;     /* its bytes in a report under construction that the asking stream may not have */
-    gai_mark *kept;      /* gai_marks_coarsen: its mark in the list */
+    gai_mark *kept;      /* its mark in the list, in gai_marks_coarsen and gai_marks_drop_repeats; else NULL */
     size_t events;
     gai_event *recorded; /* in order of epoch */
     gai_event *newest;   /* NULL: none is recorded */
@@ -3436,6 +3437,7 @@ struct galloc_pool {
 
     /* Guarded by `paging` and `lock`: either suffices to read them. */
     unsigned long long context_id; /* of `context`; another one after a reset */
+    CUmemoryPool driver_pool; /* cudaMallocAsync: where the memory comes from; NULL: the context was reset */
     galloc_callbacks callbacks;
     uint64_t settings;   /* how often these were set */
     int separate;        /* streams reuse their own memory before common memory: gai_pool_note_separate */
@@ -3506,7 +3508,6 @@ struct galloc_pool {
     gai_block_pool *block_pools;
     uint64_t searches; /* of large requests: only their segments are collected */
     galloc_torch_stats torch_stats;
-    CUmemoryPool driver_pool; /* cudaMallocAsync: where the memory comes from; NULL: the context was reset */
     size_t kept, outside;     /* cudaMallocAsync: see above; bytes of segments with `outside` */
 
     /* What the pool tells. */
@@ -3515,7 +3516,7 @@ struct galloc_pool {
     size_t frames;         /* of stacks, in a history */
     uint64_t frames_taken; /* the same while there is one, else 0; also read without a lock */
     struct gai_trace *trace; /* the log that it writes, or NULL; set when it begins */
-    uint64_t traced;         /* its number in that log */
+    uint64_t traced;         /* its number in that log; set when it begins */
     uint64_t dumped; /* 1: snapshot_on_oom has had its file; atomic */
     gai_guards guards;
 
@@ -14191,6 +14192,23 @@ static gai_site *gai_sites_first(gai_site *sites, size_t n, const gai_block *blo
     return best;
 }
 
+/* Leaves one mark for each stream, the first in the list, before they are stamped. A free counts once for each
+   of its streams, however often the program names it. [lock] */
+static void gai_marks_drop_repeats(galloc_pool *pool, gai_mark *marks)
+{
+    gai_mark **at = &marks, *mark;
+    while ((mark = *at) != NULL) {
+        if (!mark->stream->kept) {
+            mark->stream->kept = mark;
+            at = &mark->next;
+            continue;
+        }
+        *at = mark->next;
+        gai_slab_give(&pool->marks, mark);
+    }
+    for (mark = marks; mark; mark = mark->next) mark->stream->kept = NULL;
+}
+
 /* Frees the block; after an error only frees the marks. Then releases the stream states. The list is in reverse order
    of `sites`. */
 static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *marks, gai_site *sites,
@@ -14205,6 +14223,7 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
     if (!error) block = gai_block_claim(pool, ptr);
     gone = block && pool->variant.free && pool->variant.free(pool, block, sites, named);
     if (gone) block = NULL;
+    if (block && named > 1) gai_marks_drop_repeats(pool, marks);
     if (block && !gai_marks_name_unknown(pool, block, marks)) {
         error = gai_free_unnoted();
         gai_block_let_go(block);
@@ -18181,11 +18200,12 @@ static void gai_tune_growth(galloc_pool *pool)
     gai_pool_decide(pool, tuning->overhead, page, "the program only grows: large pages will be full");
 }
 
-/* Returns by how many percent the held bytes exceed the peak of live bytes. */
+/* Returns by how many percent the held bytes exceed the peak of live bytes; at most GAI_TUNE_OVERHEAD_MAX. */
 static unsigned gai_percents_above(const galloc_pool *pool)
 {
     size_t held = pool->stats.reserved.current, peak = gai_max(pool->live_peak, 1);
-    return held > peak ? (unsigned)((double)(held - peak) * 100 / (double)peak) : 0;
+    double percents = held > peak ? (double)(held - peak) * 100 / (double)peak : 0;
+    return percents < GAI_TUNE_OVERHEAD_MAX ? (unsigned)percents : GAI_TUNE_OVERHEAD_MAX;
 }
 
 /* The rule of rent or buy: when the moves have cost as much as the memory that would have avoided them, the overhead

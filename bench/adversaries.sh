@@ -3,6 +3,7 @@
 # memory held, the least limit, driver time, moves. Writes bench/results/sim-adversaries.csv and prints a table of it;
 # with --table prints that of the file there is, in the form that docs/experiments.md has. Takes a few minutes.
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/.." || exit 1
 file=bench/results/sim-adversaries.csv
 traces=build/adversaries

@@ -9,6 +9,7 @@
 #   BACKEND=sim  on the simulated device, into build/bench-sim
 #   MAKE, NVCC, ARCH, GALLOC_COMMIT
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/.." || exit 1
 backend=${BACKEND:-cuda}
 if [ "$backend" = sim ]; then

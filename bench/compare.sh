@@ -3,6 +3,7 @@
 # build/replay print. A ratio is the best peer's figure over galloc's: above 1 galloc is better; where it is not, LOSS
 # and the peer's name are said. Either file may be missing or empty.
 
+export LC_ALL=C # numbers have a point, whatever the locale
 hotpath=$1 replay=$2
 
 # Fields of a flat line of JSON, and how an allocator with its settings is called in a table.

@@ -9,6 +9,7 @@
 #   SVG          the picture (build/examples.svg)
 #   GALLOC_COMMIT, NVCC
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/.." || exit 1
 
 # ---- a table, a picture ---------------------------------------------------------------------------------------------

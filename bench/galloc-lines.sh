@@ -4,6 +4,7 @@
 # the machine and in the folder where the program ran. A frame stays as it is if its file cannot be read, which the
 # script says once for each file, if addr2line knows nothing of it, or if its names have control characters.
 
+export LC_ALL=C # numbers have a point, whatever the locale
 [ $# -eq 1 ] && [ -f "$1" ] && [ -r "$1" ] || {
     echo "usage: galloc-lines.sh SNAPSHOT.json >OUT.json; the snapshot of a pool with history_stacks" >&2
     exit 2

@@ -3,6 +3,7 @@
 # which build/replay replays: with other settings, on the simulated device. A history does not know of threads. Only
 # blocks that it has from their allocation on are in the trace.
 
+export LC_ALL=C # numbers have a point, whatever the locale
 [ $# -eq 1 ] && [ -f "$1" ] && [ -r "$1" ] || {
     echo "usage: galloc-trace.sh SNAPSHOT.json >TRACE; the snapshot of a pool with a history" >&2
     exit 2

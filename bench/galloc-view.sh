@@ -3,6 +3,7 @@
 # that shows the snapshot wherever it is opened. The data stand there as base64, of whose letters no HTML can be made,
 # so that nothing in a snapshot becomes part of the page.
 
+export LC_ALL=C # numbers have a point, whatever the locale
 page=$(dirname "$0")/../docs/viewer.html
 place='<!-- galloc-view.sh puts a file of data in the place of this line -->'
 

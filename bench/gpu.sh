@@ -14,6 +14,7 @@
 #   MINUTES      for everything together (8)
 #   MAKE, NVCC, ARCH, PYTHON, GALLOC_COMMIT
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/.." || exit 1
 backend=${BACKEND:-cuda}
 [ "$backend" = sim ] && out=${OUT:-build/bench-sim} || out=${OUT:-bench/results}

@@ -3,6 +3,7 @@
 # memory held and driver time. Writes bench/results/sim-grid.csv; with --table prints that file's summary as
 # docs/experiments.md has it.
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/.." || exit 1
 file=bench/results/sim-grid.csv
 

@@ -7,6 +7,7 @@
 #   ROUNDS   3
 #   BACKEND  sim: shows that it works, says nothing about a GPU
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/.." || exit 1
 backend=${BACKEND:-cuda}
 program=; [ "$backend" = sim ] || program=-cuda

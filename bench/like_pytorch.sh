@@ -3,6 +3,7 @@
 # 0.02 on nine of them, or the status is 1. The tenth, llm_serve_kvgrow, depends on where cudaMalloc puts its segments.
 # Simulated device. Writes FILE, which is bench/results/sim-like-pytorch.csv. Environment: BUILD.
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/.." || exit 1
 build=${BUILD:-build}
 file=${1:-bench/results/sim-like-pytorch.csv}

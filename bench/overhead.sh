@@ -3,6 +3,7 @@
 # simulated device. Writes bench/results/sim-overhead.csv; with --table prints that file's summary in the form that
 # docs/experiments.md has.
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/.." || exit 1
 file=bench/results/sim-overhead.csv
 

@@ -7,6 +7,7 @@
 #   CXX      a C++ compiler (g++)
 #   TOOLKIT  the folder of CUDA's headers
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/.." || exit 1
 library=$1
 report=${library%.so}.txt

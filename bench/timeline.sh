@@ -14,6 +14,7 @@
 #   ROUNDS       of each allocator (3)
 #   NVCC, GALLOC_COMMIT
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/.." || exit 1
 backend=${BACKEND:-cuda}
 traces=${TRACES:-moe_multistream}

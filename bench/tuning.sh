@@ -5,6 +5,7 @@
 # times the trace's peak of live bytes, of which gc_threshold is a fraction; rows of --fit find the smallest limit that
 # serves.
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/.." || exit 1
 file=bench/results/sim-tuning.csv
 

@@ -2,6 +2,7 @@
 # whatif.sh [FOLDER] - writes the example of docs/what-if.md anew, text and chart: replay --what-if on one of the ten
 # traces, on the simulated device. FOLDER, docs without it, gets what-if.md and what-if.svg. Environment: BUILD.
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/.." || exit 1
 folder=${1:-docs}
 replay=${BUILD:-build}/replay

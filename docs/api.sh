@@ -6,6 +6,7 @@
 # tags (Returns, Streams, Threads, Device), each with its text after two blanks or more. What a function does not say
 # stands in the first comment of the section, which begins the page.
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/.." || exit 1
 
 tasks='Allocate: malloc alloc pool_malloc malloc_growable resize override_malloc

@@ -2,6 +2,7 @@
 # man.sh - writes galloc(3), the manual page: the manual at the top of galloc.h, and the prototypes of all public
 # functions. `make install` puts it into share/man/man3.
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/.." || exit 1
 
 awk '

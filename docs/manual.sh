@@ -4,6 +4,7 @@
 # Its form: headings in capitals at three columns; paragraphs at five, where "Term: " after the end of a sentence begins
 # a new one; items and numbered steps; DO THIS and OPTIONS are code and a table, and stay as they are.
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/.." || exit 1
 
 awk '

@@ -3,6 +3,7 @@
 # other pages keep their places, examples are pages of their own, files that are linked lie beside them. Strict: a link
 # that leads nowhere, or a page that no list has, is an error. `make docs` calls it.
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/.." || exit 1
 venv=$1
 source=build/site-source

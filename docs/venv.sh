@@ -2,6 +2,7 @@
 # venv.sh FOLDER REQUIREMENTS COMMANDS - a virtual environment with the packages that the file REQUIREMENTS names. It
 # says in one line what to do where that cannot be had; COMMANDS are those that need it. Environment: PYTHON (python3).
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/.." || exit 1
 folder=$1 requirements=$2 commands=$3
 mkdir -p "$(dirname "$folder")" || exit 1

@@ -10,6 +10,7 @@
 # Environment: CC, BUILD (a folder to work in), CUDA_INCLUDE (headers to use), JOBS (how many at once; all processors),
 # SECONDS_EACH, PART (of all, sorted by name: 2/4 is the second of every four).
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/.." || exit 1
 cc=${CC:-gcc}
 work=${BUILD:-build}/mutants

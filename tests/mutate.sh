@@ -3,6 +3,7 @@
 # mutant is named by its name, or by its file in tests/mutants. `mutate.sh --check FILE...` says what is wrong with each
 # of these mutants, their form included, and writes nothing.
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/.." || exit 1
 if [ "$1" = --check ]; then
     shift

@@ -6,6 +6,7 @@
 # the programs of all other packages are hidden, which finds less. Environment: CACHE (a folder), HIDE (set: do not make
 # a machine), STEPS (instead of `demo test`).
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/../.." || exit 1
 cache=${CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/galloc}
 root=$cache/bare

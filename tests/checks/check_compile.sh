@@ -6,6 +6,7 @@
 # between the oldest and the newest, all of it with the toolkit's headers, and every compiler at every level of
 # optimisation, since warnings differ; some minutes).
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc} cxx=${CXX:-g++} clang=${CLANG:-clang} clangxx=${CLANGXX:-clang++}
 cuda=${CUDA_HOME:-/usr/local/cuda}

@@ -2,6 +2,7 @@
 # check_python.sh - the modules of examples/python on the simulated device, with stand-ins for the packages that they
 # serve. Environment: CC, BUILD (a folder to work in).
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/../.." || exit 1
 work=${BUILD:-build}/check_python
 

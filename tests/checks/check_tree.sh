@@ -23,6 +23,9 @@ find . -name .git -prune -o -path ./build -prune -o \( -name '*.orig' -o -name '
     >"$work/left"
 empty "leftovers of patches and editors" "$work/left"
 
+grep -E '\.sh$|\.ci/' "$work/files" | xargs grep -LE '^export LC_ALL=C( |$)|verdicts\.sh$' >"$work/locale"
+empty "scripts whose numbers depend on the locale: export LC_ALL=C" "$work/locale"
+
 # ---- paths ----------------------------------------------------------------------------------------------------------
 
 # What is named in texts, scripts and comments; with a * it is a pattern.

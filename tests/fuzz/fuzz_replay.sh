@@ -4,6 +4,7 @@
 # with a status that --help names. A trace and options that do otherwise are kept in build/fuzz/.
 # Environment: FUZZ_SECONDS, FUZZ_FROM (the seed; the time without it), BUILD.
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/../.." || exit 1
 work=${BUILD:-build}/fuzz
 RANDOM=$((${FUZZ_FROM:-$(date +%s)} % 32768))

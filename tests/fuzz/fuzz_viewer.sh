@@ -3,6 +3,7 @@
 # FUZZ_SECONDS.
 # Environment: FUZZ_SECONDS, FUZZ_FROM (the seed; the time without it), NODE, BUILD.
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/../.." || exit 1
 node=${NODE:-node} work=${BUILD:-build}/fuzz
 

@@ -2,6 +2,7 @@
 # describe.sh - what a log of figures or tests begins with: when, on what, with which galloc. BACKEND=sim: on the
 # simulated device. GALLOC_COMMIT overrides the commit, for copies without a .git.
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/../.." || exit 1
 
 first_line() { "$@" 2>/dev/null | head -n 1; }

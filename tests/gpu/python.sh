@@ -7,6 +7,7 @@
 #   SECONDS_EACH   limit of one run (100)
 #   PYTHON, CC, CUDA_HOME, BUILD
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/../.." || exit 1
 build=${BUILD:-build}
 python=${PYTHON:-python3}

@@ -13,6 +13,7 @@
 #   BACKEND=sim      the same programs on the simulated device: shows that they work, says nothing about a GPU
 #   NVCC, ARCH, CXX, CC, BUILD, GALLOC_COMMIT
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/../.." || exit 1
 build=${BUILD:-build}/gpu
 backend=${BACKEND:-cuda}

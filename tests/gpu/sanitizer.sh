@@ -10,6 +10,7 @@
 #   SANITIZER  compute-sanitizer
 #   NVCC, ARCH, CUDA_HOME, BUILD
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/../.." || exit 1
 cuda=${CUDA_HOME:-/usr/local/cuda}
 nvcc=${NVCC:-$(command -v nvcc || echo "$cuda/bin/nvcc")}

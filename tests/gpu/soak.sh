@@ -10,6 +10,7 @@
 #   BACKEND=sim      on the simulated device: shows that it works, says nothing about a GPU
 #   NVCC, ARCH, CXX, CC, BUILD, GALLOC_COMMIT
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/../.." || exit 1
 build=${BUILD:-build}/soak
 backend=${BACKEND:-cuda}

@@ -9,6 +9,7 @@
 #   OUT      file that gets one line of JSON per run (build/gpu/torch.jsonl)
 #   PYTHON, CC, CUDA_HOME, BUILD
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/../.." || exit 1
 build=${BUILD:-build}
 python=${PYTHON:-python3}

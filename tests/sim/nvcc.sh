@@ -7,6 +7,7 @@
 # Without -c it links the simulated device as well. sim_cuda.h says what of CUDA C++ there is.
 # Environment: CXX, CC; SIM_OBJECTS (the device's objects, instead of compiling tests/sim).
 
+export LC_ALL=C # numbers have a point, whatever the locale
 here=$(dirname "$0")
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT

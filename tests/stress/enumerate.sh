@@ -4,6 +4,7 @@
 # Environment: ENUMERATOR (the program), JOBS, OUT (a folder for what each process says), STOP_AFTER (seconds for each
 # part; what was not complete by then does not count).
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/../.." || exit 1
 program=${ENUMERATOR:-build/bundled/enumerate}
 jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN)}

@@ -3,6 +3,7 @@
 # are as new as their sources, else compiled into FOLDER.
 # Environment: CC, BUILD, INCLUDE (other headers of CUDA than the bundled ones).
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/../.." || exit 1
 built=${BUILD:-build}/bundled/sim
 fresh=1

@@ -3,6 +3,7 @@
 # comes from where; its first lines describe it. Between figures:begin and figures:end of a page no other numbers may
 # stand. Prints what differs. Environment: FIGURES (another list).
 
+export LC_ALL=C # numbers have a point, whatever the locale
 cd "$(dirname "$0")/../.." || exit 1
 
 awk -v list="${FIGURES:-tests/support/figures.txt}" '

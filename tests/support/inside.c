@@ -74,11 +74,17 @@ enum inside_locks {
     INSIDE_GLOBAL_LOCK = 4,
     INSIDE_BUDGET_LOCK = 8,
     INSIDE_CONTEXT_LOCK = 16,
+    INSIDE_TAGS_LOCK = 32,
+    INSIDE_LOG_LOCK = 64,
     INSIDE_PAGING_AND_LOCK = INSIDE_PAGING | INSIDE_LOCK,
+    INSIDE_PAGING_OR_LOCK = 128,
     INSIDE_LOCK_AND_LATCHES = INSIDE_LOCK
 };
 static void inside_holds(const char *function, const void *pool, int locks);
 #define INSIDE_HOLDS(pool, locks) inside_holds(__func__, pool, locks)
+/* The same for who reads or writes a member that a lock guards. */
+static void inside_guards(const char *function, const char *member, const void *pool, int locks);
+#define INSIDE_GUARDED(pool, locks, name, member) (*(inside_guards(__func__, name, pool, locks), &(member)))
 #define GALLOC_IMPLEMENTATION
 #include "galloc.h"
 
@@ -153,19 +159,43 @@ static int inside_held_lock(const pthread_mutex_t *mutex)
     return 0;
 }
 
+static int inside_holds_all(const galloc_pool *pool, int locks)
+{
+    if (locks & INSIDE_LOCK && !inside_held_lock(&pool->lock)) return 0;
+    if (locks & INSIDE_PAGING && !inside_held_lock(&pool->paging)) return 0;
+    if (locks & INSIDE_GLOBAL_LOCK && !inside_held_lock(&gai_locks.global)) return 0;
+    if (locks & INSIDE_BUDGET_LOCK && !inside_held_lock(&gai_locks.budget)) return 0;
+    if (locks & INSIDE_CONTEXT_LOCK && !inside_held_lock(&gai_locks.context)) return 0;
+    if (locks & INSIDE_TAGS_LOCK && !inside_held_lock(&gai_locks.tags)) return 0;
+    if (locks & INSIDE_LOG_LOCK && !inside_held_lock(&gai_locks.log)) return 0;
+    return !(locks & INSIDE_PAGING_OR_LOCK) || inside_held_lock(&pool->lock) || inside_held_lock(&pool->paging);
+}
+
 static void __attribute__((unused)) inside_holds(const char *function, const void *of, int locks)
 {
-    const galloc_pool *pool = (const galloc_pool *)of;
-    int i, right = 1;
-    if (locks & INSIDE_LOCK) right &= inside_held_lock(&pool->lock);
-    if (locks & INSIDE_PAGING) right &= inside_held_lock(&pool->paging);
-    if (locks & INSIDE_GLOBAL_LOCK) right &= inside_held_lock(&gai_locks.global);
-    if (locks & INSIDE_BUDGET_LOCK) right &= inside_held_lock(&gai_locks.budget);
-    if (locks & INSIDE_CONTEXT_LOCK) right &= inside_held_lock(&gai_locks.context);
+    int i, right = inside_holds_all((const galloc_pool *)of, locks);
     for (i = 0; !locks && i < inside_held.count; i++) right &= !inside_lock_is_short(inside_held.locks[i]);
     if (right) return;
     printf("%s: ", function);
     inside_lock_is(0, "the caller holds the locks that its comment names");
+}
+
+static void __attribute__((unused)) inside_guards(const char *function, const char *member, const void *of, int locks)
+{
+    const galloc_pool *pool = (const galloc_pool *)of;
+    static const char *const others[][2] = {/* who may do without */
+        {"gai_job_find_addresses", "stats"}, /* these counters change with `paging` held */
+        {"gai_job_return_larger", "stats"},
+        {"gai_async_charged", "taken"},      /* the pool's own calls alone change it, with `lock` held */
+        {"galloc_shutdown", "known_contexts"}, /* there is no pool, and no other thread is in a call */
+        {"gai_await_endings", "unload_is_watched"}}; /* galloc is about to be unloaded */
+    size_t i;
+    if (inside_holds_all(pool, locks)) return;
+    if (pool && gai_counted(&pool->users) & GAI_ENDED) return; /* the pool begins or ends */
+    for (i = 0; i < sizeof others / sizeof *others; i++)
+        if (!strcmp(others[i][0], function) && !strcmp(others[i][1], member)) return;
+    printf("%s: %s: ", function, member);
+    inside_lock_is(0, "who uses a guarded member holds its lock");
 }
 
 /* ThreadSanitizer does not see what the C library writes. */

@@ -6,6 +6,7 @@
 # A program that ends without such a line, or with an exit status that does not fit it, or not within TEST_SECONDS,
 # counts as a failure. An example counts as one test: it ends with status 0 after "N results, 0 wrong".
 
+export LC_ALL=C # numbers have a point, whatever the locale
 build=${BUILD:-build}
 out=$build/out
 

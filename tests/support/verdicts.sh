@@ -2,6 +2,7 @@
 # their own: it is made anew, and what holds is counted. $said names the file that says more of what does not hold,
 # unless a verdict names another one; it may be empty.
 
+export LC_ALL=C # numbers have a point, whatever the locale
 passed=0 failed=0
 said=$work/out
 rm -rf "$work" && mkdir -p "$work" || exit 1

@@ -787,4 +787,21 @@ TEST(the_list_of_decisions_ends_with_memory_again)
     finish();
 }
 
+/* What is held may be any multiple of what is live (an undefined conversion of numbers, which UBSan finds). */
+TEST(hardly_anything_is_live_in_a_large_pool)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.strategy = GALLOC_STRATEGY_HEURISTIC;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, 100, s);
+    OK(galloc_pool_reserve(pool, GIB(20)));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(p, s));
+    stream_end(s);
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

@@ -673,6 +673,27 @@ TEST(free_after_waits_for_every_stream)
     }
 }
 
+/* The bytes of a free_after count once for each of its streams, also if the program names one several times. */
+TEST(free_after_counts_each_stream_once)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    cudaStream_t all[] = {s, t, s, s, t};
+    galloc_pool *pool = pool_new(NULL);
+    galloc_stream_stats of[2];
+    void *p = get(pool, 1000448, s), *keep = get(pool, 1000, t);
+    int n = 0;
+    OK(galloc_free_after(p, all, 5));
+    OK(galloc_pool_streams(pool, of, 2, &n));
+    EXPECT_EQ(n, 2);
+    for (int i = 0; i < 2; i++) EXPECT_EQ(of[i].unmarked, 1000448);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(keep, t));
+    pool_end(pool);
+    stream_end(s), stream_end(t);
+    finish();
+}
+
 /* The two streams of a free_after are in no order to each other: neither has the memory before the other is done. */
 TEST(free_after_gives_nobody_a_head_start)
 {
