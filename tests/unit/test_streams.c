@@ -2675,6 +2675,30 @@ TEST(the_host_waits_for_no_more_than_it_needs)
     finish();
 }
 
+/* It waits for requests on default streams, too, also where it may not wait for the whole device. */
+TEST(the_host_waits_for_requests_on_default_streams)
+{
+    cudaStream_t streams[] = {NULL, cudaStreamLegacy, cudaStreamPerThread};
+    for (int i = 0; i < 3; i++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = config_limit(MIB(10));
+        config.reuse = COMPLETED;
+        config.wait_limit_ms = 5000;
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, MIB(8), s);
+        come_into_play(pool, streams[i]);
+        for (uint64_t n = 0; n < 1000; n++) put(s, p, MIB(8), n);
+        OK(galloc_free(p, s));
+        void *q = get_used(pool, MIB(8), streams[i], 2);
+        EXPECT(q == p);
+        OK(galloc_free(q, streams[i]));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* Of two streams the host waits for the one whose memory is enough, also when the other freed some before and after. */
 TEST(the_host_waits_for_the_stream_that_can_help)
 {
