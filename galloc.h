@@ -1719,6 +1719,7 @@ static void gai_unwinder_load(gai_unwinder *unwinder)
     void *library = NULL; /* RTLD_DEFAULT */
     memset(unwinder, 0, sizeof *unwinder);
     if (!gai_dlopen || !gai_dlsym) return;
+    if (!gai_dlsym(NULL, "dlsym")) return; /* linked statically: a library sees nothing of the program's tables */
     if (!gai_dlsym(NULL, "_Unwind_Backtrace")) library = gai_dlopen("libgcc_s.so.1", 1 /* RTLD_LAZY */);
     *(void **)(void *)&unwinder->address = gai_dlsym(library, "_Unwind_GetIP");
     *(void **)(void *)&unwinder->base = gai_dlsym(library, "_Unwind_GetCFA");

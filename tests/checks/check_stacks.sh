@@ -75,6 +75,19 @@ lines fixed_address
 [ -z "$GRID" ] || program whole "-DWHOLE" "-O3" ""
 program static "-DWHOLE -DGALLOC_STATIC" "-O3" ""
 
+# Linked statically: nothing names functions, but each frame is a place of the program.
+mkdir -p "$work/whole"
+if "$cc" -std=gnu11 -static -g -O1 -w -DWHOLE $include tests/checks/stacks.c "$sim"/*.o -o "$work/whole/program" \
+    -lpthread -lm >"$work/out" 2>&1; then
+    holds "linked statically: runs" sh -c '"$1/program" "$1" >"$1/said"' sh "$work/whole"
+    grep -oE '"line":[0-9]+' "$work/whole/stacks.json" | sort -u | cut -d : -f 2 >"$work/whole/places"
+    [ "$(wc -l <"$work/whole/places")" -ge 4 ]
+    verdict $? "linked statically: several frames" "$work/whole/places"
+    ! command -v "$addr2line" >/dev/null 2>&1 ||
+        holds "linked statically: the functions" sh -c 'for place in $(cat "$1/places"); do
+            "$2" -f -e "$1/program" "$(printf %x "$place")"; done | grep -x in_loop' sh "$work/whole" "$addr2line"
+fi
+
 # Names of any characters, as compilers and file systems allow; JSON quotes what addr2line says.
 odd=$work/'a "b" \c'
 : >"$odd"
