@@ -1052,7 +1052,7 @@ GALLOC_API cudaError_t galloc_report_text(const galloc_report *report, char *tex
 GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config);
 
 /* Reads the decisions of strategy:heuristic with their reasons. Each was also logged as one line, unless the same call
-   logged an error.
+   logged an error, or a line of the same second, of this or another pool, differs from it in numbers only.
      array    receives the first `n` decisions, in order; may be NULL when n is 0
      count    receives their number, at most GALLOC_DECISIONS; NULL if it is not wanted */
 GALLOC_API cudaError_t galloc_pool_decisions(galloc_pool *pool, galloc_decision *array, int n, int *count);
@@ -1142,7 +1142,8 @@ GALLOC_API cudaError_t galloc_snapshot(galloc_pool *pool, int format, galloc_wri
 /* Writes galloc_snapshot to a file: a pickle if its name ends in ".pickle" or ".pkl", otherwise JSON.
      pool     NULL: all pools of the process
      path     an existing file is replaced at the end, so that no reader meets a part: a file PATH.*.partial, of this
-              call alone, becomes PATH. What is no plain file (a device, a link) is not replaced
+              call alone, becomes PATH; its name has up to 28 bytes more. What is no plain file (a device, a link) is
+              not replaced
      Returns  as galloc_snapshot; cudaErrorOperatingSystem: the file cannot be written; the message has the reason */
 GALLOC_API cudaError_t galloc_snapshot_save(galloc_pool *pool, const char *path);
 
