@@ -92,6 +92,29 @@ TEST(a_write_behind_a_block_is_found_at_its_free)
     finish();
 }
 
+/* A block with an alignment has a guard as any other. */
+TEST(a_write_behind_an_aligned_block_is_found)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    galloc_request request = {0};
+    void *p = NULL;
+    request.bytes = 1000;
+    request.alignment = KIB(4);
+    request.stream = s;
+    request.pool = pool;
+    OK(galloc_alloc(&p, &request));
+    write_at(p, 1000, 1, 8, s);
+    OK(galloc_free(p, s));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).checks, 1);
+    EXPECT_EQ(stats_of(pool).damages, 1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* A program that frees by galloc_free_after alone hears of damages before it allocates again. */
 TEST(damages_are_told_by_frees_after_several_streams)
 {

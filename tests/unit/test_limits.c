@@ -1709,6 +1709,29 @@ TEST(a_collection_gets_an_event_of_the_legacy_stream_when_it_is_alone)
     }
 }
 
+/* One of the per-thread stream it gets beside others, too. */
+TEST(a_collection_gets_an_event_of_a_per_thread_stream)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = cudaStreamPerThread;
+    galloc_pool *pool = pool_collecting(GIB(16), 0, 20000000);
+    void *large = get(pool, GIB(4), s), *q = get(pool, MIB(3), s), *kept = get(pool, 512, t), *p = get(pool, MIB(8), t);
+    OK(galloc_free(q, s));
+    OK(galloc_free(p, t));
+    OK(cudaDeviceSynchronize());
+    for (int i = 0; i < 200; i++) {
+        OK(galloc_free(get(pool, MIB(3), s), s));
+        if (i % 40 == 39) OK(galloc_free(get(pool, 512, t), t));
+        now_ns += 2000000;
+    }
+    EXPECT(held(pool) <= GIB(4) + MIB(8));
+    OK(galloc_free(kept, t));
+    OK(galloc_free(large, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(idle_memory_goes_by_its_age)
 {
     begin();

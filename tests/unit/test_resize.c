@@ -1942,6 +1942,25 @@ TEST(a_room_that_legacy_frees_asks_for_no_event)
 }
 
 /* Trim takes pages out of rooms too, and the blocks grow all the same. */
+/* On the per-thread stream it does: the next room takes its pages over, with no more memory. */
+TEST(a_room_that_a_per_thread_stream_frees_serves_the_next)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    cudaStream_t s = stream_new();
+    void *large = get(pool, GIB(4), s), *p = get_growable(pool, MIB(8), MIB(64), cudaStreamPerThread);
+    OK(galloc_free(p, cudaStreamPerThread));
+    OK(cudaDeviceSynchronize());
+    size_t held = stats_of(pool).reserved.current;
+    p = get_growable(pool, MIB(8), MIB(64), s);
+    EXPECT_EQ(stats_of(pool).reserved.current, held);
+    OK(galloc_free(p, s));
+    OK(galloc_free(large, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(trim_takes_the_pages_of_rooms)
 {
     begin_still();

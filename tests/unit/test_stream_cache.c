@@ -1108,6 +1108,31 @@ TEST(a_cache_is_bounded)
     finish();
 }
 
+/* Beside other streams, also that of the per-thread stream: others can have what it has freed, once that is done. */
+TEST(the_cache_of_a_per_thread_stream_is_bounded_beside_others)
+{
+    enum { N = 5 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = config_limit(MIB(32));
+    config.lane_bytes = MIB(64);
+    config.wait_limit_ms = 0;
+    galloc_pool *pool = pool_new(&config);
+    void *p[N], *kept = get(pool, KIB(4), s);
+    for (int i = 0; i < N; i++) p[i] = get(pool, MIB(4), cudaStreamPerThread);
+    for (int i = 0; i < N; i++) {
+        OK(galloc_free(p[i], cudaStreamPerThread));
+        EXPECT(kept_of(pool, cudaStreamPerThread).bytes <= MIB(2));
+    }
+    OK(cudaDeviceSynchronize());
+    void *q = get(pool, MIB(24), s);
+    OK(galloc_free(q, s));
+    OK(galloc_free(kept, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* Small blocks meet the bound on their number long before that on their bytes. */
 TEST(a_cache_of_small_blocks_is_bounded)
 {

@@ -2675,6 +2675,24 @@ TEST(the_host_waits_for_no_more_than_it_needs)
     finish();
 }
 
+/* What a per-thread stream has freed serves others once it is done, though nobody may wait. */
+TEST(frees_on_a_per_thread_stream_serve_others_without_a_wait)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = config_limit(MIB(64));
+    config.wait_limit_ms = 0;
+    galloc_pool *pool = pool_new(&config);
+    void *kept = get(pool, KIB(4), s), *p = get(pool, MIB(48), cudaStreamPerThread);
+    OK(galloc_free(p, cudaStreamPerThread));
+    OK(cudaDeviceSynchronize());
+    OK(galloc_free(get_used(pool, MIB(40), s, 1), s));
+    OK(galloc_free(kept, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* It waits for requests on default streams, too, also where it may not wait for the whole device. */
 TEST(the_host_waits_for_requests_on_default_streams)
 {
