@@ -1678,6 +1678,47 @@ TEST(the_counters_of_other_backends_are_exact)
 }
 
 /* What a setting would do that has no effect there is no advice. */
+static struct {
+    inside_driver real;
+    CUdeviceptr end; /* of the bytes that cuMemAlloc was last asked for */
+} asked_for;
+
+static CUresult CUDAAPI note_what_is_asked_for(CUdeviceptr *addr, size_t bytes)
+{
+    CUresult result = asked_for.real.MemAlloc(addr, bytes);
+    asked_for.end = *addr + bytes;
+    return result;
+}
+
+/* A block has no more than what the driver was asked for, also where its alignment moves it on in that. */
+TEST(aligned_blocks_of_cudaMalloc_end_with_what_was_asked_for)
+{
+    enum { BLOCKS = 16 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_of("backend:cudaMalloc");
+    galloc_request request = {.bytes = 1000, .alignment = KIB(4), .stream = s, .pool = pool};
+    void *p[BLOCKS], *between[BLOCKS];
+    asked_for.real = inside_driver_in_use();
+    inside_driver mine = asked_for.real;
+    mine.MemAlloc = note_what_is_asked_for;
+    inside_driver_use(mine);
+    for (int i = 0; i < BLOCKS; i++) {
+        between[i] = get(pool, 512, s); /* moves the next address on */
+        OK(galloc_alloc(&p[i], &request));
+        EXPECT(info_of(p[i]).usable >= 1000);
+        EXPECT((CUdeviceptr)(uintptr_t)p[i] + info_of(p[i]).usable <= asked_for.end);
+    }
+    inside_driver_use(asked_for.real);
+    for (int i = 0; i < BLOCKS; i++) {
+        OK(galloc_free(p[i], s));
+        OK(galloc_free(between[i], s));
+    }
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 static int ask_nothing(const galloc_report *report, void *user)
 {
     (void)report;
