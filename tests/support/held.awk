@@ -52,7 +52,8 @@ function guarded(line,   done, name, before, lock) {
             base = substr(before, RSTART)
             before = substr(before, 1, RSTART - 1)
         }
-        if (lock == "" || before ~ /[a-z_.]$/ || before ~ /"[^"]*$/ || before ~ /(= |gai_[a-z_]*\()&$/ || line ~ /^\.driver/)
+        if (lock == "" || before ~ /[a-z_.]$/ || before ~ /"[^"]*$/ || line ~ /^\.driver/ ||
+            before ~ /gai_(count|load|next|set|store|swap)[a-z_]*\(&$/)
             done = done before base name
         else {
             member = name

@@ -187,6 +187,14 @@ static void __attribute__((unused)) inside_guards(const char *function, const ch
         {"gai_job_find_addresses", "stats"}, /* these counters change with `paging` held */
         {"gai_job_return_larger", "stats"},
         {"gai_async_charged", "taken"},      /* the pool's own calls alone change it, with `lock` held */
+        {"gai_pool_unlink", "pools"},        /* these take an address, and the lock later */
+        {"gai_pool_collect", "collector"},
+        {"gai_guards_press", "guards"},
+        {"gai_guards_look", "guards"},
+        {"gai_guards_end", "guards"},
+        {"gai_block_look_at", "guards"},
+        {"gai_graph_release", "graphs"},
+        {"galloc_pool_stats_reset", "stats"},
         {"galloc_shutdown", "known_contexts"}, /* there is no pool, and no other thread is in a call */
         {"gai_await_endings", "unload_is_watched"}}; /* galloc is about to be unloaded */
     size_t i;
