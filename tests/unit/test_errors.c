@@ -181,6 +181,7 @@ TEST(null_arguments)
     FAILS(galloc_pool_malloc(pool, NULL, 100, s), cudaErrorInvalidValue);
     FAILS(galloc_pool_malloc(NULL, NULL, 100, s), cudaErrorInvalidValue);
     FAILS(galloc_report_text(NULL, NULL, 100), cudaErrorInvalidValue);
+    FAILS(galloc_report_text(&(galloc_report){.asked = 0}, NULL, 100), cudaErrorInvalidValue);
     FAILS(galloc_free_after(p, NULL, 1), cudaErrorInvalidValue);
     FAILS(galloc_free_after(p, &s, 0), cudaErrorInvalidValue);
     FAILS(galloc_free_after(p, &s, -1), cudaErrorInvalidValue);

@@ -951,6 +951,34 @@ TEST(the_driver_has_allocated_what_cudamalloc_returns)
     no_findings();
 }
 
+/* That wait fails, and so does one more call of the driver: the block is freed all the same. */
+TEST(a_cudamalloc_that_fails_keeps_no_block)
+{
+    static const char *const names[] = {"cuEventRecord", "cuEventCreate", "cuEventQuery", "cuStreamIsCapturing",
+                                        "cuStreamGetCaptureInfo", "cuStreamGetId", "cuCtxGetCurrent", "cuCtxGetId",
+                                        "cuCtxSetCurrent", "cuMemFreeAsync"};
+    start();
+    OK(galloc_shutdown());
+    setenv("GALLOC_CONF", "backend:cudaMallocAsync,log:off", 1);
+    void *held = alloc(MIB(1)), *p = NULL;
+    galloc_pool *pool = info_of(held).pool;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        for (int n = 1; n < 7; n++) {
+            size_t live = stats_of(pool).live.current;
+            sim_fail("cuStreamSynchronize", 1, 0, cudaErrorUnknown);
+            sim_fail(names[i], n, 0, cudaErrorUnknown);
+            cudaError_t error = cudaMalloc(&p, MIB(2));
+            sim_fail_clear();
+            EXPECT_EQ(stats_of(pool).live.current, live + (error ? 0 : MIB(2)));
+            if (!error) OK(cudaFree(p));
+        }
+    }
+    OK(cudaFree(held));
+    OK(galloc_shutdown());
+    unsetenv("GALLOC_CONF");
+    no_findings();
+}
+
 /* Each device waits for itself: its legacy stream is done, and what others do goes on. */
 TEST(the_driver_of_each_device_has_allocated)
 {
