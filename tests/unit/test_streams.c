@@ -115,6 +115,33 @@ TEST(no_more_than_1024_abandoned_streams_are_kept)
     finish();
 }
 
+/* But not those that free memory serves while another call changes pages: later ones do. */
+TEST(streams_are_not_forgotten_beside_a_call_that_changes_pages)
+{
+    begin_with_devices(1, SIM_PACE_PROMPT);
+    galloc_pool *pool = pool_new(NULL);
+    int before = 0, known = 0;
+    OK(galloc_pool_reserve(pool, MIB(64)));
+    alarm(20);
+    inside_hold_paging(pool, 1);
+    for (int i = 0; i < 1200; i++) {
+        cudaStream_t s = stream_new();
+        OK(galloc_free(get(pool, 4096, s), s));
+        stream_end(s);
+    }
+    inside_hold_paging(pool, 0);
+    alarm(0);
+    OK(galloc_pool_streams(pool, NULL, 0, &before));
+    EXPECT_EQ(before, 1200);
+    cudaStream_t s = stream_new();
+    OK(galloc_free(get(pool, 4096, s), s));
+    OK(galloc_pool_streams(pool, NULL, 0, &known));
+    EXPECT(known < 1024);
+    stream_end(s);
+    pool_end(pool);
+    finish();
+}
+
 TEST(completed_memory_is_reused_by_polling)
 {
     for (int reuse = COMPLETED; reuse <= (COMPLETED | FOLLOWED | WAIT); reuse += 2) {
