@@ -787,9 +787,9 @@ typedef struct galloc_callbacks {
               cudaErrorStreamCaptureInvalidated: the stream's capture has been invalidated
      Device   waits only when memory has run out, for no longer than it needs to, and never in a capture. There are
               three exceptions, but none with a wait_limit_ms: like:pytorch waits before it collects fixed segments
-              (gc_threshold); a request waits once for each 64 new streams while the pool knows more than 1024, because
-              streams were destroyed without galloc_stream_retire; and with debug a request on a default stream waits
-              for the checks of blocks freed there */
+              (gc_threshold); a request waits once for each 64 new streams while the pool knows more than 1024 with
+              unfinished work for which galloc_stream_retire was not called, since they may be destroyed; and with debug
+              a request on a default stream waits for the checks of blocks freed there */
 GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stream);
 
 /* Frees a block. Work queued on `stream` before this call may still use it: later work of the same stream may reuse the
@@ -3481,7 +3481,7 @@ struct galloc_pool {
         *unused_streams;            /* threads may still look at one that they used once, in this pool or another */
     size_t stream_count;            /* plain stream states in use */
     uint64_t streams_made, streams_swept, streams_waited; /* stream states so far; made until the last sweep of idle
-                                       ones, and until the last wait for abandoned ones */
+                                       ones, and until the last look for abandoned ones */
     gai_stream *stream_index[GAI_STREAM_INDEX]; /* by key */
     gai_stream unknown_streams;     /* one state for all of them; in `streams` once it is needed */
     gai_capture *captures;
@@ -13325,15 +13325,26 @@ static void gai_job_say_no_memory(gai_job *job, const galloc_report *report)
 
 /* ---- the end of a call, and the steps ---- */
 
-/* Streams that the program destroys without galloc_stream_retire leave their stream states behind. Above this number,
-   one wait for the device completes them all, and the stream states without blocks are removed. The next wait comes
-   after GAI_STREAMS_KEPT new ones. */
+/* Streams that the program destroys without galloc_stream_retire leave their stream states behind. Nothing tells them
+   from streams that live. Above this number, one wait for the device completes them all, and the stream states without
+   blocks are removed. The next look comes after GAI_STREAMS_KEPT new ones. */
 #define GAI_STREAMS_MANY 1024
 
-/* [lock] */
-static int gai_pool_has_abandoned(const galloc_pool *pool)
+/* Is it time to look for abandoned streams? [lock] */
+static int gai_pool_may_have_abandoned(const galloc_pool *pool)
 {
     return pool->stream_count > GAI_STREAMS_MANY && pool->streams_made - pool->streams_waited > GAI_STREAMS_KEPT;
+}
+
+/* Looks for them. Streams that were retired end with their own events. [lock] */
+static int gai_pool_has_abandoned(galloc_pool *pool)
+{
+    const gai_stream *stream;
+    size_t n = 0;
+    if (!gai_pool_may_have_abandoned(pool)) return 0;
+    pool->streams_waited = pool->streams_made;
+    for (stream = pool->streams; stream; stream = stream->next) n += gai_stream_is_plain(stream) && !stream->retired;
+    return n > GAI_STREAMS_MANY;
 }
 
 /* Removes stream states that are not needed any more, leaves the pool's context and releases `paging`. `may_wait`: this
@@ -13343,7 +13354,6 @@ static void gai_pool_leave(galloc_pool *pool, gai_scope *scope, int may_wait)
     int many;
     gai_lock_on(&pool->lock);
     many = may_wait && gai_pool_has_abandoned(pool);
-    if (many) pool->streams_waited = pool->streams_made;
     gai_lock_off(&pool->lock);
     if (many) (void)gai_pool_wait(pool);
     gai_pool_sweep_streams(pool);
@@ -13619,7 +13629,7 @@ static cudaError_t gai_job_do(gai_job *job)
     if (pool->lost_on_reset && !job->site.own_context) job->error = gai_pool_look_for_reset(pool);
     if (!job->error) gai_job_search_locked(job, GAI_REACH_OWN);
     if (!job->error) gai_job_count(job);
-    crowded = gai_job_is_done(job) && gai_pool_has_abandoned(pool);
+    crowded = gai_job_is_done(job) && gai_pool_may_have_abandoned(pool);
     if (!gai_job_is_done(job)) {
         gai_lock_off(&pool->lock);
         gai_job_run(job);

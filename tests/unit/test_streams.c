@@ -1784,6 +1784,33 @@ TEST(many_living_streams_are_waited_for_once)
     finish();
 }
 
+/* Streams that were retired end with events of their own: no request waits for them, however many have work. */
+TEST(no_request_waits_for_many_retired_streams)
+{
+    enum { STREAMS = 1200 };
+    begin_still();
+    galloc_pool *pool = pool_new(NULL);
+    long waits = -1;
+    int n = 0;
+    for (int i = 0; i < STREAMS; i++) {
+        cudaStream_t s = stream_new();
+        void *p = get_used(pool, 4096, s, 1);
+        if (!i) waits = sim_blocking_calls();
+        OK(galloc_free(p, s));
+        OK(galloc_stream_retire(s));
+        stream_end(s);
+    }
+    EXPECT_EQ(sim_blocking_calls(), waits);
+    OK(galloc_pool_streams(pool, NULL, 0, &n));
+    EXPECT(n > 1100);
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    OK(galloc_pool_streams(pool, NULL, 0, &n));
+    EXPECT(n < 100);
+    pool_end(pool);
+    finish();
+}
+
 /* Large heaps record fewer events; but what streams leave behind that never come again is a small part of the heap,
    however many they are. */
 TEST(forgotten_streams_leave_little_behind)
