@@ -14228,21 +14228,22 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
 {
     gai_block *block = NULL;
     size_t named = gai_marks_count(marks);
-    int due, gone, debug;
+    int due, gone, debug, several;
     gai_stack_note(pool);
     gai_lock_on(&pool->lock);
     debug = pool->config.debug;
     if (!error) block = gai_block_claim(pool, ptr);
-    gone = block && pool->variant.free && pool->variant.free(pool, block, sites, named);
-    if (gone) block = NULL;
     if (block && named > 1) gai_marks_drop_repeats(pool, marks);
+    several = marks && marks->next;
+    gone = block && pool->variant.free && pool->variant.free(pool, block, sites, several ? named : 1);
+    if (gone) block = NULL;
     if (block && !gai_marks_name_unknown(pool, block, marks)) {
         error = gai_free_unnoted();
         gai_block_let_go(block);
         block = NULL;
     }
     if (block && block->tag & GAI_WATCHED_BLOCK)
-        gai_block_check(pool, block, gai_sites_first(sites, named, block), named == 1);
+        gai_block_check(pool, block, gai_sites_first(sites, named, block), !several);
     if (block) GAI_TELL(pool, gai_block_untell(pool, block, NULL, marks));
     if (block) gai_block_free(pool, block, marks);
     if (block) gai_pool_record_due(pool);
