@@ -1517,7 +1517,7 @@ static void gai_count_max(uint64_t *p, uint64_t n)
 #define GALLOC_CLOCK() gai_clock()
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__)
 #define GAI_TICKS() gai_ticks()
-/* The processor's counter, at half the cost of the clock, for the entries of a history (gai_moment_ns). */
+/* The processor's counter, at half the cost of the clock, for the entries of a history (gai_timeline_ns). */
 static GAI_INLINE uint64_t gai_ticks(void)
 {
     uint32_t low, high;
@@ -1864,6 +1864,22 @@ typedef struct gai_budget {
 
 #define GAI_REPEAT_KINDS 16 /* kinds of messages that are counted separately, the latest ones */
 
+#define GAI_TIMESTAMPS 32 /* that are kept */
+
+/* The time by the processor's counter (GAI_TICKS), and by GALLOC_CLOCK in nanoseconds. */
+typedef struct gai_timestamp {
+    uint64_t ticks, ns;
+} gai_timestamp;
+
+/* Converts ticks: the counter is as fast at all times between two timestamps in succession. Each snapshot adds one, so
+   that an entry of a history has the same time in all snapshots that show it.
+   For i < n - 1: stamps[i].ticks <= stamps[i + 1].ticks;  stamps[i].ns <= stamps[i + 1].ns */
+typedef struct gai_timeline {
+    gai_timestamp stamps[GAI_TIMESTAMPS];
+    int n;
+    uint64_t epoch_us; /* microseconds from 1970 until GALLOC_CLOCK() was 0, within a second; n > 0 */
+} gai_timeline;
+
 #define GAI_NOTE_TEXT 48 /* bytes of an annotation and of a tag's name, with the terminating 0 */
 #define GAI_TAG_NAMES 64
 
@@ -1871,9 +1887,9 @@ typedef struct gai_budget {
    after the latches of stream caches; no lock is taken while one of them is held, but for the latch of a log while
    `trace` is. */
 static struct {
-    gai_lock global, map, budget, log, context, tags, depot, trace;
+    gai_lock global, map, budget, log, context, tags, depot, trace, clock;
 } gai_locks = {GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC,
-               GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC};
+               GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC};
 
 /* Zero-initialised, so that it takes no space in the object file. */
 static struct {
@@ -1903,8 +1919,6 @@ static struct {
     int tool;                 /* GALLOC_NVTX: GAI_TOOL_...; 0: not known yet */
     void *nvtx_domain;        /* the same: galloc's; written before any pool has `tool` */
 
-    uint64_t epoch_us; /* microseconds from 1970 until GALLOC_CLOCK() was 0, within a second; atomic; 0: no pool has had
-                          a history */
     void *traces;        /* gai_trace; NULL: no pool writes a log; written with the lock of logs */
     uint64_t trace_due;  /* they are to be written: see gai_trace_want; atomic */
     void *depot;         /* gai_depot; NULL: no pool has kept stacks; written with the lock of the depot */
@@ -1916,6 +1930,9 @@ static struct {
 
     /* The context lock guards: */
     struct gai_known_context *known_contexts;
+
+    /* The lock of the clock guards: */
+    gai_timeline timeline;
 
     /* The lock of tags guards: */
     struct {
@@ -3195,20 +3212,14 @@ typedef struct gai_history_entry {
     } is;
 } gai_history_entry;
 
-/* One time, by the processor's counter (GAI_TICKS) and by GALLOC_CLOCK. */
-typedef struct gai_moment {
-    uint64_t ticks, ns;
-} gai_moment;
-
 /* What a pool did lately: a ring of entries, the next of which is written at ring[next].
-   (ring == NULL) == (size == 0);  next == noted % size;  began.ticks <= latest
+   (ring == NULL) == (size == 0);  next == noted % size
    ring != NULL, or the pool writes a log: caches_off has bit 2, else it does not
    ring != NULL and entries have stacks, or the pool writes a log: special has GAI_ROUTE_HISTORY, else it does not */
 typedef struct gai_history {
     gai_history_entry *ring; /* NULL: nothing is noted */
     size_t size, next;
     uint64_t noted;          /* entries since it began, the overwritten ones among them */
-    gai_moment began;
     uint64_t latest;         /* ticks of the last entry; none has less than the one before it */
 } gai_history;
 
@@ -5272,9 +5283,9 @@ static GAI_INLINE void gai_stack_note(const galloc_pool *pool)
 
 /* Reads counter and clock. Of three readings it takes the fastest, since the thread may lose its processor between the
    two. */
-static gai_moment gai_moment_now(void)
+static gai_timestamp gai_timestamp_now(void)
 {
-    gai_moment now = {0, 0};
+    gai_timestamp now = {0, 0};
     uint64_t least = UINT64_MAX;
     int i;
     for (i = 0; i < 3; i++) {
@@ -5287,12 +5298,48 @@ static gai_moment gai_moment_now(void)
     return now;
 }
 
-/* The clock's time of an entry: the counter is as fast at all times between two moments. The entries of all pools are
-   converted with the same two, so that none passes another one. */
-static uint64_t gai_moment_ns(const gai_moment *from, const gai_moment *to, uint64_t ticks)
+/* Adds a timestamp. Where there is no space, the oldest two intervals become one. */
+static void gai_timeline_add(gai_timeline *line, gai_timestamp now)
 {
+    const gai_timestamp *last = line->n ? &line->stamps[line->n - 1] : &now;
+    now.ticks = gai_max(now.ticks, last->ticks);
+    now.ns = gai_max(now.ns, last->ns);
+    if (line->n == GAI_TIMESTAMPS) {
+        memmove(&line->stamps[1], &line->stamps[2], (GAI_TIMESTAMPS - 2) * sizeof now);
+        line->n--;
+    }
+    line->stamps[line->n++] = now;
+}
+
+/* Begins the process's timeline, unless it has begun. */
+static void gai_timeline_begin(void)
+{
+    gai_timeline *line;
+    gai_lock_on(&gai_locks.clock);
+    line = &gai_process.timeline;
+    if (!line->n) {
+        gai_timeline_add(line, gai_timestamp_now());
+        line->epoch_us = (uint64_t)time(NULL) * 1000000 - line->stamps[0].ns / 1000;
+    }
+    gai_lock_off(&gai_locks.clock);
+}
+
+/* Extends the process's timeline until now, and copies it. */
+static void gai_timeline_read(gai_timeline *copy)
+{
+    gai_lock_on(&gai_locks.clock);
+    gai_timeline_add(&gai_process.timeline, gai_timestamp_now());
+    *copy = gai_process.timeline;
+    gai_lock_off(&gai_locks.clock);
+}
+
+/* The clock's time of an entry, between the timestamps around it. */
+static uint64_t gai_timeline_ns(const gai_timeline *line, uint64_t ticks)
+{
+    const gai_timestamp *from = &line->stamps[line->n - 1], *to = from;
     if (GAI_TICKS_ARE_NS) return ticks;
-    if (to->ticks <= from->ticks) return from->ns;
+    while (from > line->stamps && from->ticks > ticks) to = from--;
+    if (ticks <= from->ticks || from == to) return from->ns;
     return from->ns +
            (uint64_t)((double)(ticks - from->ticks) * (double)(to->ns - from->ns) / (double)(to->ticks - from->ticks));
 }
@@ -5304,9 +5351,7 @@ static gai_history_entry *gai_history_begin(galloc_pool *pool, gai_history_entry
     memset(&pool->history, 0, sizeof pool->history);
     pool->history.ring = ring;
     pool->history.size = entries;
-    pool->history.began = gai_moment_now();
-    pool->history.latest = pool->history.began.ticks;
-    if (ring) (void)gai_swap(&gai_process.epoch_us, 0, (uint64_t)time(NULL) * 1000000 - GALLOC_CLOCK() / 1000);
+    if (ring) gai_timeline_begin();
     return before;
 }
 
@@ -16505,7 +16550,7 @@ static int gai_check_history(const galloc_pool *pool)
 {
     const gai_history *history = &pool->history;
     int on = history->ring != NULL;
-    return (history->latest < history->began.ticks) + (on != (history->size != 0)) +
+    return (on != (history->size != 0)) +
            (on && history->next != history->noted % history->size) +
            (gai_counted(&pool->frames_taken) != (on ? pool->frames : 0)) +
            ((on || pool->trace) != (pool->caches_off >> 2 & 1)) +
@@ -19477,7 +19522,7 @@ typedef struct gai_emitter {
     int n_keys, last_key;
     int key_after[GAI_EMITTER_KEYS]; /* the key that came after this one */
     uint32_t memos; /* values that the pickle remembers */
-    gai_moment from, to;  /* when the first of the histories began, and now */
+    gai_timeline timeline;
     gai_symbols *symbols; /* NULL: there are no stacks */
     size_t used;
     unsigned char buffer[4096];
@@ -19838,22 +19883,13 @@ static void gai_emit_event(gai_emitter *e, const gai_history_entry *entry, int c
     else gai_emit_number(e, "addr", said.is.at.addr);
     gai_emit_number(e, "size", said.is.at.bytes);
     gai_emit_number(e, "stream", said.is.at.stream_id);
-    gai_emit_number(e, "time_us",
-                    gai_load(&gai_process.epoch_us) + gai_moment_ns(&e->from, &e->to, entry->time) / 1000);
+    gai_emit_number(e, "time_us", e->timeline.epoch_us + gai_timeline_ns(&e->timeline, entry->time) / 1000);
     if (entry->tag) gai_emit_number(e, "tag", entry->tag);
     if (entry->action == GAI_WAITED) gai_emit_number(e, "on_stream", said.is.at.other);
     if (entry->action < GAI_SEGMENT_MADE && said.is.at.other) gai_emit_switch(e, "moved", 1);
     if (entry->action == GAI_ANNOTATED) gai_emit_string(e, "user_metadata", entry->is.text);
     gai_emit_frames(e, entry->tag, entry->action > GAI_FREED || completed ? 0 : entry->is.at.stack);
     gai_emit_close(e);
-}
-
-/* Begins the conversion of times. */
-static void gai_emit_moments(gai_emitter *e, const gai_snapshot_info *copy)
-{
-    e->from = e->to = gai_moment_now();
-    for (; copy; copy = copy->next)
-        if (copy->history.ring && copy->history.began.ticks < e->from.ticks) e->from = copy->history.began;
 }
 
 /* The copy whose next entry is the oldest one of the device, or NULL. */
@@ -19931,7 +19967,7 @@ static void gai_emit_snapshot(gai_emitter *e, gai_snapshot_info *copies)
         if (devices <= copy->config.device) devices = copy->config.device + 1;
     }
     gai_emit_close(e);
-    gai_emit_moments(e, copies);
+    gai_timeline_read(&e->timeline);
     gai_emit_open(e, "device_traces", '[');
     for (device = 0; device < devices; device++) gai_emit_trace(e, copies, device);
     gai_emit_close(e);

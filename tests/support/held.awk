@@ -18,6 +18,7 @@ function group_of(comment) {
     if (comment ~ /The global lock guards/) return "GLOBAL_LOCK"
     if (comment ~ /The context lock guards/) return "CONTEXT_LOCK"
     if (comment ~ /The lock of tags guards/) return "TAGS_LOCK"
+    if (comment ~ /The lock of the clock guards/) return "CLOCK_LOCK"
     if (comment ~ /The log lock guards/) return "LOG_LOCK"
     if (comment ~ /Read by every call|Read without a lock|Set when the pool begins|Kept when/) return "NONE"
     return ""

@@ -78,6 +78,7 @@ enum inside_locks {
     INSIDE_LOG_LOCK = 64,
     INSIDE_PAGING_AND_LOCK = INSIDE_PAGING | INSIDE_LOCK,
     INSIDE_PAGING_OR_LOCK = 128,
+    INSIDE_CLOCK_LOCK = 256,
     INSIDE_LOCK_AND_LATCHES = INSIDE_LOCK
 };
 static void inside_holds(const char *function, const void *pool, int locks);
@@ -117,7 +118,7 @@ static int inside_lock_is_last(const pthread_mutex_t *mutex)
 {
     return mutex == &gai_locks.map || mutex == &gai_locks.budget || mutex == &gai_locks.log ||
            mutex == &gai_locks.context || mutex == &gai_locks.tags || mutex == &gai_locks.depot ||
-           mutex == &gai_locks.trace;
+           mutex == &gai_locks.trace || mutex == &gai_locks.clock;
 }
 
 static void inside_check_lock(const pthread_mutex_t *mutex)
@@ -168,6 +169,7 @@ static int inside_holds_all(const galloc_pool *pool, int locks)
     if (locks & INSIDE_CONTEXT_LOCK && !inside_held_lock(&gai_locks.context)) return 0;
     if (locks & INSIDE_TAGS_LOCK && !inside_held_lock(&gai_locks.tags)) return 0;
     if (locks & INSIDE_LOG_LOCK && !inside_held_lock(&gai_locks.log)) return 0;
+    if (locks & INSIDE_CLOCK_LOCK && !inside_held_lock(&gai_locks.clock)) return 0;
     return !(locks & INSIDE_PAGING_OR_LOCK) || inside_held_lock(&pool->lock) || inside_held_lock(&pool->paging);
 }
 

@@ -6,14 +6,17 @@
 
 int program_clock(int clock, struct timespec *now);
 int program_yield(void);
+time_t program_time(time_t *at);
 #define clock_gettime program_clock
 #define sched_yield program_yield
+#define time(at) program_time(at)
 #define INSIDE_COUNTER
 #define INSIDE_STDERR
 #define INSIDE_STRICT_C
 #include "inside.c"
 #undef clock_gettime
 #undef sched_yield
+#undef time
 
 #include "setup.h"
 
@@ -40,6 +43,8 @@ int program_clock(int clock, struct timespec *now)
     }
     return result;
 }
+
+time_t program_time(time_t *at) { return time(at) + set_ahead; }
 
 int program_yield(void)
 {
@@ -114,12 +119,49 @@ TEST(a_second_snapshot_has_the_same_times)
                 if (!strcmp(text_of(e, "action"), "alloc") && n < 3) times[n++] = (double)number_of(e, "time_us");
             EXPECT_EQ(n, part + 1);
             EXPECT_EQ(galloc_pool_check(pool), 0); /* right also if the next entry's processor is behind */
-            for (int i = 0; i < part; i++) EXPECT(times[i] >= before[i] - 1 && times[i] <= before[i] + 1);
-            for (int i = 1; i < n; i++) EXPECT(times[i] - times[i - 1] >= 1000 && times[i] - times[i - 1] < 5e6);
+            for (int i = 0; i < part; i++) EXPECT(times[i] == before[i]);
+            for (int i = 1; i < n; i++) EXPECT(times[i] - times[i - 1] >= 1999 && times[i] - times[i - 1] < 5e6);
             memcpy(before, times, sizeof before);
             value_free(v);
         }
     }
+    pool_end(pool);
+    finish();
+}
+
+/* Also after more snapshots than there are timestamps kept, the times are right, and those of one snapshot and the next
+   the same but for the oldest. */
+TEST(the_times_stay_right_over_many_snapshots)
+{
+    galloc_config config = config_limit(GIB(1));
+    uint64_t since[70], until[70], times[70], before[70];
+    begin();
+    galloc_pool *pool = pool_new(&config), *other = pool_new(&config);
+    OK(galloc_pool_history(pool, 1000));
+    for (int round = 0; round < 70; round++) {
+        int n = 0;
+        set_ahead = round >= 20 ? 100 : 0;
+        if (round == 20) OK(galloc_pool_history(other, 10));
+        since[round] = inside_clock();
+        OK(galloc_free(get(pool, 1000, NULL), NULL));
+        until[round] = inside_clock();
+        usleep(200);
+        late = round % 5 == 0 ? 300000 : 0;
+        value *v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+        late = 0;
+        for (const value *e = events_of(v)->first; e; e = e->next)
+            if (!strcmp(text_of(e, "action"), "alloc") && n < 70) times[n++] = number_of(e, "time_us");
+        value_free(v);
+        if (!EXPECT_EQ(n, round + 1)) break;
+        for (int i = 0; i < round; i++) EXPECT(times[i] == before[i] || i < round - 28);
+        for (int i = 1; i < n; i++) {
+            EXPECT(times[i] - times[0] + 2000 > (since[i] - until[0]) / 1000);
+            EXPECT(times[i] - times[0] < (until[i] - since[0]) / 1000 + 2000);
+        }
+        memcpy(before, times, sizeof before);
+    }
+    set_ahead = 0;
+    pool_end(other);
     pool_end(pool);
     finish();
 }
