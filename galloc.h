@@ -785,11 +785,9 @@ typedef struct galloc_callbacks {
      stream   the stream that uses the memory first
      Returns  also cudaErrorMemoryAllocation: the device or the pool's limit has no more memory (ON RUNNING OUT);
               cudaErrorStreamCaptureInvalidated: the stream's capture has been invalidated
-     Device   waits only when memory has run out, for no longer than it needs to, and never in a capture. There are
-              three exceptions, but none with a wait_limit_ms: like:pytorch waits before it collects fixed segments
-              (gc_threshold); a request waits once for each 64 new streams while the pool knows more than 1024 with
-              unfinished work for which galloc_stream_retire was not called, since they may be destroyed; and with debug
-              a request on a default stream waits for the checks of blocks freed there */
+     Device   waits only when memory has run out, for no longer than it needs to, and never in a capture. There are two
+              exceptions, but none with a wait_limit_ms: like:pytorch waits before it collects fixed segments
+              (gc_threshold), and with debug a request on a default stream waits for checks of blocks freed there */
 GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stream);
 
 /* Frees a block. Work queued on `stream` before this call may still use it: later work of the same stream may reuse the
@@ -3491,8 +3489,7 @@ struct galloc_pool {
     gai_stream *streams,
         *unused_streams;            /* threads may still look at one that they used once, in this pool or another */
     size_t stream_count;            /* plain stream states in use */
-    uint64_t streams_made, streams_swept, streams_waited; /* stream states so far; made until the last sweep of idle
-                                       ones, and until the last look for abandoned ones */
+    uint64_t streams_made, streams_swept; /* stream states so far; made until the last sweep of idle ones */
     gai_stream *stream_index[GAI_STREAM_INDEX]; /* by key */
     gai_stream unknown_streams;     /* one state for all of them; in `streams` once it is needed */
     gai_capture *captures;
@@ -6392,10 +6389,19 @@ static void gai_cache_change(const galloc_pool *pool, gai_stream *stream, uint64
     gai_latch_off(&cache->latch);
 }
 
+/* Streams that the program destroys without galloc_stream_retire leave their stream states behind, since no event can
+   be recorded there any more. Nothing tells them from streams that live. So above this number of streams each free has
+   an event, and no more such states pile up. On the legacy stream other streams would wait for the event. [lock] */
+#define GAI_STREAMS_MANY 1024
+static int gai_stream_is_in_crowd(const galloc_pool *pool, const gai_stream *stream)
+{
+    return pool->stream_count > GAI_STREAMS_MANY && gai_stream_is_plain(stream) && stream->handle != CU_STREAM_LEGACY;
+}
+
 /* Opens the stream cache for calls that bypass the pool, or shuts it, and sets its bounds. */
 static GAI_INLINE void gai_cache_set(const galloc_pool *pool, gai_stream *stream)
 {
-    int shut = pool->lost | pool->caches_off | stream->retired | stream->asked;
+    int shut = pool->lost | pool->caches_off | stream->retired | stream->asked | gai_stream_is_in_crowd(pool, stream);
     uint64_t open = shut || pool->broken ? 0 : stream->life;
     size_t most = gai_cache_bound(pool, stream);
     if (stream->cache.open != open || stream->cache.most != most) gai_cache_change(pool, stream, open, most);
@@ -7269,11 +7275,11 @@ static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
 
 /* A call records events only on streams that it was given. The exceptions are streams of galloc_record_stream
    (gai_pool_record_due; docs/design.md, Streams, rule 6). An event is recorded when one was requested (gai_stream_ask),
-   when the stream is retired, and with other backends at every free. If several streams are in use, a stream also gets
-   an event when many bytes were freed on it, and when it has freed everything, since its next call may be long in
-   coming. The legacy stream gets none without a request, since an event there makes all blocking streams wait for each
-   other. A lone stream gets requests from collection, moved pages, freed blocks with room, and blocks with room that
-   have memory which it may still use beyond what was requested. */
+   when the stream is retired, and with other backends or many streams (GAI_STREAMS_MANY) at every free. If several
+   streams are in use, a stream also gets an event when many bytes were freed on it, and when it has freed everything,
+   since its next call may be long in coming. The legacy stream gets none without a request, since an event there makes
+   all blocking streams wait for each other. A lone stream gets requests from collection, moved pages, freed blocks with
+   room, and blocks with room that have memory which it may still use beyond what was requested. */
 
 /* Were enough bytes or blocks freed for an event? The threshold doubles with every GAI_EVENTS pending events, so that
    their number stays bounded however far the device is behind. */
@@ -7394,8 +7400,9 @@ static void gai_event_judge(galloc_pool *pool, gai_event *event, int useless)
 /* Is a mark due? */
 static int gai_stream_wants_event(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
+    int at_once = stream->asked || pool->variant.one_each || gai_stream_is_in_crowd(pool, stream);
     if (site->capture_forbids || stream->retired) return 0;
-    if ((stream->asked || pool->variant.one_each) && gai_stream_unmarked(stream)) return 1;
+    if (at_once && gai_stream_unmarked(stream)) return 1;
     if (pool->variant.no_events) return 0;
     if (gai_pool_has_one_stream(pool) || (stream->handle == CU_STREAM_LEGACY && !stream->wanted)) return 0;
     return stream->unmarked && gai_stream_is_ripe(pool, stream) && !gai_stream_skips(pool, stream);
@@ -13370,37 +13377,9 @@ static void gai_job_say_no_memory(gai_job *job, const galloc_report *report)
 
 /* ---- the end of a call, and the steps ---- */
 
-/* Streams that the program destroys without galloc_stream_retire leave their stream states behind. Nothing tells them
-   from streams that live. Above this number, one wait for the device completes them all, and the stream states without
-   blocks are removed. The next look comes after GAI_STREAMS_KEPT new ones. */
-#define GAI_STREAMS_MANY 1024
-
-/* Is it time to look for abandoned streams? [lock] */
-static int gai_pool_may_have_abandoned(const galloc_pool *pool)
+/* Removes stream states that are not needed any more, leaves the pool's context and releases `paging`. */
+static void gai_pool_leave(galloc_pool *pool, gai_scope *scope)
 {
-    return pool->stream_count > GAI_STREAMS_MANY && pool->streams_made - pool->streams_waited > GAI_STREAMS_KEPT;
-}
-
-/* Looks for them. Streams that were retired end with their own events. [lock] */
-static int gai_pool_has_abandoned(galloc_pool *pool)
-{
-    const gai_stream *stream;
-    size_t n = 0;
-    if (!gai_pool_may_have_abandoned(pool)) return 0;
-    pool->streams_waited = pool->streams_made;
-    for (stream = pool->streams; stream; stream = stream->next) n += gai_stream_is_plain(stream) && !stream->retired;
-    return n > GAI_STREAMS_MANY;
-}
-
-/* Removes stream states that are not needed any more, leaves the pool's context and releases `paging`. `may_wait`: this
-   call may wait for the device. */
-static void gai_pool_leave(galloc_pool *pool, gai_scope *scope, int may_wait)
-{
-    int many;
-    gai_lock_on(&pool->lock);
-    many = may_wait && gai_pool_has_abandoned(pool);
-    gai_lock_off(&pool->lock);
-    if (many) (void)gai_pool_wait(pool);
     gai_pool_sweep_streams(pool);
     gai_scope_leave(scope);
     gai_lock_off(&pool->paging);
@@ -13491,16 +13470,7 @@ static void gai_job_climb(gai_job *job, galloc_report *report)
     if (pool->variant.tune)
         pool->variant.tune(pool, job->got ? job->params.requested : 0, job->refusal == CUDA_ERROR_OUT_OF_MEMORY);
     gai_lock_off(&pool->lock);
-    gai_pool_leave(pool, &scope, gai_job_can_wait_for_devices(job));
-}
-
-/* Forgets abandoned streams although the request was served from free memory: a pool that never grows has no other
-   occasion. The request has succeeded whatever happens. [no lock] */
-static void gai_job_tidy(gai_job *job)
-{
-    gai_scope scope;
-    if (!gai_job_can_wait_for_devices(job) || !gai_lock_try(&job->pool->paging)) return;
-    if (!gai_pool_enter_locked(job->pool, &scope)) gai_pool_leave(job->pool, &scope, 1);
+    gai_pool_leave(pool, &scope);
 }
 
 /* A call of on_oom or on_reject, on the stack of its thread. The pool lists them for gai_pool_await_asked. */
@@ -13664,7 +13634,6 @@ static cudaError_t gai_pool_look_for_reset(galloc_pool *pool)
 static cudaError_t gai_job_do(gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    int crowded;
     gai_lock_on(&pool->lock);
     job->params.stream = gai_stream_hold(pool, &job->site);
     if (!job->params.stream) {
@@ -13674,7 +13643,6 @@ static cudaError_t gai_job_do(gai_job *job)
     if (pool->lost_on_reset && !job->site.own_context) job->error = gai_pool_look_for_reset(pool);
     if (!job->error) gai_job_search_locked(job, GAI_REACH_OWN);
     if (!job->error) gai_job_count(job);
-    crowded = gai_job_is_done(job) && gai_pool_may_have_abandoned(pool);
     if (!gai_job_is_done(job)) {
         gai_lock_off(&pool->lock);
         gai_job_run(job);
@@ -13684,7 +13652,6 @@ static cudaError_t gai_job_do(gai_job *job)
     gai_stream_release(pool, job->params.stream, &job->site);
     if (job->got) gai_block_note_latest(pool, job->got, job->params.stream);
     gai_lock_off(&pool->lock);
-    if (crowded) gai_job_tidy(job);
     return job->got ? cudaSuccess : job->error;
 }
 
@@ -21420,7 +21387,7 @@ GALLOC_API cudaError_t galloc_graph_release(galloc_graph *graph, cudaStream_t st
     error = has_stream ? gai_pool_enter(pool, &scope) : gai_graph_leave(pool, graph);
     if (!error && has_stream) {
         error = gai_graph_release(pool, graph, &site);
-        gai_pool_leave(pool, &scope, 0);
+        gai_pool_leave(pool, &scope);
     }
     gai_pool_unpin(pool);
     return gai_end_giving(__func__, error);
@@ -21460,7 +21427,7 @@ static cudaError_t gai_pool_give_back(galloc_pool *pool, size_t keep_bytes, int 
     cudaError_t error = gai_pool_enter(pool, &scope);
     if (!error) {
         error = gai_pool_shrink(pool, keep_bytes, synchronised, &gone);
-        gai_pool_leave(pool, &scope, !synchronised);
+        gai_pool_leave(pool, &scope);
     }
     if (released) *released = gone;
     gai_pool_unpin(pool);
@@ -21579,7 +21546,7 @@ GALLOC_API cudaError_t galloc_pool_set_callbacks(galloc_pool *pool, const galloc
     error = gai_pool_enter(pool, &scope);
     if (!error) {
         error = gai_pool_call(pool, &call, &settings);
-        gai_pool_leave(pool, &scope, 0);
+        gai_pool_leave(pool, &scope);
         if (!error) gai_pool_await_asked(pool, settings);
     }
     return gai_end_in(pool, __func__, error);

@@ -2332,32 +2332,6 @@ TEST(a_sync_point_does_not_wait_for_known_work)
     finish();
 }
 
-/* Nor for streams that may have been abandoned, of which there are many. */
-TEST(a_sync_point_does_not_wait_for_many_streams)
-{
-    enum { STREAMS = 1100 };
-    begin_still();
-    static cudaStream_t many[STREAMS];
-    static void *p[STREAMS];
-    galloc_pool *pool = pool_new(NULL);
-    for (int i = 0; i < STREAMS; i++) {
-        many[i] = stream_new();
-        p[i] = get(pool, 512, many[0]);
-        put(many[i], p[i], 512, 1);
-    }
-    for (int i = 0; i < STREAMS; i++) OK(galloc_free(p[i], many[i])); /* each brings a stream */
-    long blocking = sim_blocking_calls(), pending = sim_pending();
-    EXPECT(pending >= STREAMS);
-    OK(galloc_pool_sync_point(pool, NULL));
-    EXPECT_EQ(sim_blocking_calls(), blocking);
-    EXPECT_EQ(sim_pending(), pending);
-    EXPECT(inside_streams(pool) > 1024);
-    sim_run(-1);
-    pool_end(pool);
-    for (int i = 0; i < STREAMS; i++) stream_end(many[i]);
-    finish();
-}
-
 TEST(trim_says_how_much_went)
 {
     FOR_BOTH_KINDS (kind) {

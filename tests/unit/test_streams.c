@@ -97,7 +97,7 @@ TEST(one_stream_records_nothing)
 
 /* ---- rules 2, 3 and 4: other streams ----------------------------------------------------------------------------- */
 
-/* Beyond 1024 streams that may have been abandoned, requests wait for them, and they are forgotten. */
+/* With more than 1024 streams each free has an event of its own, so that streams which were abandoned are forgotten. */
 TEST(no_more_than_1024_abandoned_streams_are_kept)
 {
     begin_with_devices(1, SIM_PACE_PROMPT);
@@ -111,33 +111,6 @@ TEST(no_more_than_1024_abandoned_streams_are_kept)
         if (known > most) most = known;
     }
     EXPECT(most >= 1024 && most <= 1024 + 64);
-    pool_end(pool);
-    finish();
-}
-
-/* But not those that free memory serves while another call changes pages: later ones do. */
-TEST(streams_are_not_forgotten_beside_a_call_that_changes_pages)
-{
-    begin_with_devices(1, SIM_PACE_PROMPT);
-    galloc_pool *pool = pool_new(NULL);
-    int before = 0, known = 0;
-    OK(galloc_pool_reserve(pool, MIB(64)));
-    alarm(20);
-    inside_hold_paging(pool, 1);
-    for (int i = 0; i < 1200; i++) {
-        cudaStream_t s = stream_new();
-        OK(galloc_free(get(pool, 4096, s), s));
-        stream_end(s);
-    }
-    inside_hold_paging(pool, 0);
-    alarm(0);
-    OK(galloc_pool_streams(pool, NULL, 0, &before));
-    EXPECT_EQ(before, 1200);
-    cudaStream_t s = stream_new();
-    OK(galloc_free(get(pool, 4096, s), s));
-    OK(galloc_pool_streams(pool, NULL, 0, &known));
-    EXPECT(known < 1024);
-    stream_end(s);
     pool_end(pool);
     finish();
 }
@@ -1761,23 +1734,50 @@ TEST(an_event_that_is_overtaken_has_its_place)
     finish();
 }
 
-/* With so many streams a wait looks for abandoned ones: not again before there are more. */
-TEST(many_living_streams_are_waited_for_once)
+/* However many streams have unfinished work, no request waits for the device while there is memory, whether free memory
+   serves it or the pool grows for it. */
+TEST(no_request_waits_for_many_living_streams)
+{
+    enum { STREAMS = 1300 };
+    for (int limited = 0; limited < 2; limited++) {
+        begin_still();
+        galloc_config config = galloc_config_default();
+        if (limited) config.wait_limit_ms = 0;
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t many[STREAMS];
+        OK(galloc_pool_reserve(pool, MIB(16)));
+        long waits = sim_blocking_calls();
+        for (int i = 0; i < STREAMS; i++) {
+            many[i] = stream_new();
+            void *p = get_used(pool, 4096, many[i], 1), *q = i % 64 ? NULL : get_used(pool, MIB(8), many[i], 1);
+            OK(galloc_free(p, many[i]));
+            OK(galloc_free(q, many[i]));
+        }
+        EXPECT_EQ(sim_blocking_calls(), waits);
+        EXPECT(sim_pending() > 0);
+        sim_run(-1);
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        for (int i = 0; i < STREAMS; i++) stream_end(many[i]);
+        finish();
+    }
+}
+
+/* Among so many streams no free records an event on the legacy stream, where blocking streams would wait for it. */
+TEST(legacy_gets_no_events_among_many_streams)
 {
     enum { STREAMS = 1100 };
     begin();
     cudaStream_t many[STREAMS];
     galloc_pool *pool = pool_new(NULL);
-    void *held[STREAMS], *p;
+    void *held[STREAMS];
+    OK(galloc_free(get_used(pool, 512, 0, 1), 0));
     for (int i = 0; i < STREAMS; i++) held[i] = get(pool, 512, many[i] = stream_new());
-    OK(galloc_free(get(pool, MIB(8), many[0]), many[0]));
-    long waits = sim_calls("cuMemFreeHost");
-    for (int i = 1; i < 20; i++) {
-        OK(galloc_free(get_used(pool, 512, many[i], 1), many[i])); /* unmarked: only a wait completes it */
-        p = get(pool, MIB(8) * (size_t)i, many[i]);
-        OK(galloc_free(p, many[i]));
-    }
-    EXPECT_EQ(sim_calls("cuMemFreeHost"), waits);
+    uint64_t marks = stats_of(pool).marks;
+    for (int i = 0; i < 10; i++) OK(galloc_free(get_used(pool, 512, 0, 1), 0));
+    EXPECT_EQ(stats_of(pool).marks, marks);
+    OK(galloc_free(get_used(pool, 512, many[0], 1), many[0]));
+    EXPECT_EQ(stats_of(pool).marks, marks + 1);
     for (int i = 0; i < STREAMS; i++) OK(galloc_free(held[i], many[i]));
     pool_end(pool);
     for (int i = 0; i < STREAMS; i++) stream_end(many[i]);
@@ -3067,46 +3067,6 @@ TEST(new_streams_wait_for_each_other_from_the_start)
     EXPECT(stats_of(pool).waits > before);
     pool_end(pool);
     finish();
-}
-
-/* With a wait_limit_ms, no request waits for the device to forget abandoned streams, whether free memory serves it or
-   the pool grows for it. */
-static void expect_no_wait_for_abandoned_streams(size_t reserved)
-{
-    begin_still();
-    galloc_config config = config_limit(GIB(1));
-    config.wait_limit_ms = 0;
-    galloc_pool *pool = pool_new(&config);
-    cudaStream_t work = stream_new();
-    OK(galloc_pool_reserve(pool, reserved));
-    void *x = get(pool, MIB(1), work);
-    long fences = sim_calls("cuMemHostAlloc"), blocking = sim_blocking_calls();
-    for (int i = 0; i < 1200; i++) {
-        cudaStream_t s = stream_new();
-        void *p = get_used(pool, 512, s, 1);
-        put(work, x, MIB(1), 3);
-        OK(galloc_free(p, s));
-        stream_end(s);
-    }
-    galloc_request request = {0};
-    void *q = NULL;
-    request.pool = pool;
-    request.bytes = MIB(64);
-    request.alignment = 4096;
-    request.stream = work;
-    OK(galloc_alloc(&q, &request));
-    EXPECT_EQ(sim_calls("cuMemHostAlloc"), fences);
-    EXPECT_EQ(sim_blocking_calls(), blocking);
-    OK(galloc_free(q, work));
-    OK(galloc_free(x, work));
-    pool_end(pool);
-    finish();
-}
-
-TEST(a_limited_request_does_not_wait_for_abandoned_streams)
-{
-    expect_no_wait_for_abandoned_streams(0);
-    expect_no_wait_for_abandoned_streams(MIB(256));
 }
 
 TEST_MAIN()
