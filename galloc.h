@@ -3486,7 +3486,7 @@ struct galloc_pool {
     gai_slab blocks, marks, pages, mappings, events, waits, positions;
 
     /* Streams and captures. */
-    gai_stream *streams,
+    gai_stream *streams,            /* the plain ones first */
         *unused_streams;            /* threads may still look at one that they used once, in this pool or another */
     size_t stream_count;            /* plain stream states in use */
     uint64_t streams_made, streams_swept; /* stream states so far; made until the last sweep of idle ones */
@@ -4270,6 +4270,13 @@ static int gai_stream_is_ordered(const gai_stream *after, const gai_stream *befo
 /* Is the stream not captured? */
 static int gai_stream_is_plain(const gai_stream *stream) { return !stream->capture_id; }
 
+/* For loops over the stream states whose caches may have blocks: a pool's list begins with the plain ones. Of captured
+   ones a program may have thousands. */
+static gai_stream *gai_plain(gai_stream *stream)
+{
+    return stream && gai_stream_is_plain(stream) ? stream : NULL;
+}
+
 /* The epoch of `on` up to which `stream` has queued a wait; 0: none. */
 static uint64_t gai_stream_waited(const gai_stream *stream, const gai_stream *on)
 {
@@ -4893,13 +4900,15 @@ static void gai_stat_peak(galloc_stat *stat) { stat->peak = gai_max(stat->peak, 
 static void gai_pool_lock_caches(galloc_pool *pool)
 {
     gai_stream *stream;
-    for (stream = pool->streams; stream; stream = stream->next) gai_latch_on(&stream->cache.latch);
+    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next))
+        gai_latch_on(&stream->cache.latch);
 }
 
 static void gai_pool_unlock_caches(galloc_pool *pool)
 {
     gai_stream *stream;
-    for (stream = pool->streams; stream; stream = stream->next) gai_latch_off(&stream->cache.latch);
+    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next))
+        gai_latch_off(&stream->cache.latch);
 }
 
 /* All counters except those of driver calls, with the counts of the stream caches. [lock, latches] */
@@ -4908,7 +4917,7 @@ static void gai_stats_locked(const galloc_pool *pool, galloc_stats *stats)
     const gai_stream *stream;
     GALLOC_ASSERT(GAI_HELD(pool->lock));
     memcpy(stats, &pool->stats, offsetof(galloc_stats, driver));
-    for (stream = pool->streams; stream; stream = stream->next) {
+    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next)) {
         const gai_cache *cache = &stream->cache;
         GALLOC_ASSERT(gai_load(&cache->latch));
         gai_cache_tell(cache, stats);
@@ -4955,7 +4964,8 @@ static size_t gai_pool_live(galloc_pool *pool)
     const gai_stream *stream;
     size_t live = pool->stats.live.current - pool->guards.kept_live;
     gai_pool_lock_caches(pool);
-    for (stream = pool->streams; stream; stream = stream->next) live += gai_cache_live(&stream->cache);
+    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next))
+        live += gai_cache_live(&stream->cache);
     gai_pool_unlock_caches(pool);
     return live;
 }
@@ -4980,7 +4990,7 @@ static void gai_stat_correct_peaks(galloc_pool *pool)
     size_t blocks = stats->blocks.current - pool->guards.kept;
     const gai_stream *stream;
     gai_pool_lock_caches(pool);
-    for (stream = pool->streams; stream; stream = stream->next) {
+    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next)) {
         const gai_cache *cache = &stream->cache;
         live += gai_cache_live(cache);
         allocated -= cache->bytes + cache->unconfirmed_bytes;
@@ -5068,7 +5078,7 @@ static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
         stats->free_bytes += set->bytes;
         stats->largest_free = gai_max(stats->largest_free, gai_set_largest(set));
     }
-    for (stream = pool->streams; stream; stream = stream->next) {
+    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next)) {
         stats->free_bytes += stream->cache.bytes + stream->cache.unconfirmed_bytes;
         stats->largest_free = gai_max(stats->largest_free, gai_cache_largest(&stream->cache));
     }
@@ -6483,7 +6493,7 @@ static int gai_pool_gather_orphans(galloc_pool *pool)
 {
     gai_stream *stream;
     int some = 0;
-    for (stream = pool->streams; stream; stream = stream->next) {
+    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next)) {
         gai_cache *cache = &stream->cache;
         gai_latch_on(&cache->latch);
         cache->orphans = gai_blocks_join(cache->unconfirmed, cache->orphans);
@@ -6498,7 +6508,7 @@ static int gai_pool_gather_orphans(galloc_pool *pool)
 static void gai_pool_file_orphans(galloc_pool *pool)
 {
     gai_stream *stream;
-    for (stream = pool->streams; stream; stream = stream->next) {
+    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next)) {
         gai_cache *cache = &stream->cache;
         for (;;) {
             gai_block *block = NULL;
@@ -6517,14 +6527,15 @@ static void gai_pool_file_orphans(galloc_pool *pool)
 static void gai_pool_flush(galloc_pool *pool)
 {
     gai_stream *stream;
-    for (stream = pool->streams; stream; stream = stream->next) (void)gai_stream_flush(pool, stream, 0);
+    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next))
+        (void)gai_stream_flush(pool, stream, 0);
 }
 
 /* From now on every call goes to the pool. */
 static void gai_pool_shut_caches(galloc_pool *pool)
 {
     gai_stream *stream;
-    for (stream = pool->streams; stream; stream = stream->next) gai_cache_shut(&stream->cache);
+    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next)) gai_cache_shut(&stream->cache);
 }
 
 /* ==== CAPTURE =================================================================================================== */
@@ -6960,30 +6971,33 @@ static int gai_pool_is_crowded(const galloc_pool *pool)
     return pool->streams_made - pool->streams_swept > GAI_STREAMS_KEPT;
 }
 
-/* Adds a stream state and gives it a new life. The second one bounds the cache of the first, whose frees may matter to
-   another stream from now on. The next free looks for idle ones if many were added. [lock] */
+/* Adds a stream state and gives it a new life; captured ones stand behind the plain ones. The second one bounds the
+   cache of the first, whose frees may matter to another stream from now on. The next free looks for idle ones if many
+   were added. [lock] */
 static void gai_stream_link(galloc_pool *pool, gai_stream *stream)
 {
+    gai_stream **at = &pool->streams, *other;
     GALLOC_ASSERT(GAI_HELD(pool->lock));
     stream->life = gai_next(&gai_process.lives);
     stream->epoch = 1;
     stream->free.stream = stream;
     gai_set_link(pool, &stream->free);
-    stream->next = pool->streams;
-    pool->streams = stream;
+    while (!gai_stream_is_plain(stream) && gai_plain(*at)) at = &(*at)->next;
+    stream->next = *at;
+    *at = stream;
     pool->stream_count += (size_t)gai_stream_is_plain(stream);
     pool->streams_made++;
     if (gai_pool_is_crowded(pool)) pool->collector.look = 0;
-    if (!stream->next || stream->next->next) return;
-    stream = stream->next; /* the first stream state is no longer alone */
+    if (gai_pool_has_one_stream(pool) || pool->streams->next->next) return;
+    other = pool->streams == stream ? stream->next : pool->streams; /* it is no longer alone */
     /* Before the look at the cache: a free under way has already put its block there, or will see NULL. */
     gai_store_pointer(&pool->latest, NULL);
-    if (stream->cache.most > GAI_EVENT_BYTES || gai_cache_has_large(&stream->cache)) {
-        gai_cache_shut(&stream->cache);
-        (void)gai_stream_flush(pool, stream, 0);
-        if (gai_cache_has_large(&stream->cache)) gai_stream_ask(stream); /* its next call confirms and flushes it */
+    if (other->cache.most > GAI_EVENT_BYTES || gai_cache_has_large(&other->cache)) {
+        gai_cache_shut(&other->cache);
+        (void)gai_stream_flush(pool, other, 0);
+        if (gai_cache_has_large(&other->cache)) gai_stream_ask(other); /* its next call confirms and flushes it */
     }
-    gai_cache_set(pool, stream);
+    gai_cache_set(pool, other);
 }
 
 /* The stream state for work on unknown streams. Such work is complete once all known contexts have been waited for. */
@@ -7235,13 +7249,13 @@ static cudaError_t gai_stream_refused(gai_site *site)
     return gai_fail(cudaErrorMemoryAllocation, "no host memory for the state of a new stream");
 }
 
-/* Forgets the waits that `stream` has queued on `on`; NULL: on all streams. */
-static void gai_stream_forget_waits(galloc_pool *pool, gai_stream *stream, const gai_stream *on)
+/* Forgets the waits that the stream has queued: all, or those on stream states that were removed. */
+static void gai_stream_forget_waits(galloc_pool *pool, gai_stream *stream, int all)
 {
     gai_wait **at = &stream->waits;
     while (*at) {
         gai_wait *wait = *at;
-        if (!on || wait->on == on) {
+        if (all || !wait->on->life) {
             *at = wait->next;
             gai_slab_give(&pool->waits, wait);
         } else {
@@ -7250,20 +7264,30 @@ static void gai_stream_forget_waits(galloc_pool *pool, gai_stream *stream, const
     }
 }
 
-/* Removes a stream state from the pool. The caller drops its events. */
+/* Removes a stream state from the pool. The caller has taken it out of pool->streams, drops its events, and calls
+   gai_pool_part_streams. [lock] */
 static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
 {
-    gai_stream **at = &pool->streams, *stream;
-    while (*at != gone) at = &(*at)->next;
-    *at = gone->next;
-    gai_set_unlink(pool, &gone->free);
     pool->stream_count -= (size_t)gai_stream_is_plain(gone);
     gai_stream_unindex(pool, gone);
     gone->life = 0; /* threads that remember it must not find it */
     if (pool->variant.stream_ends) pool->variant.stream_ends(pool, gone);
     gai_stream_forget_positions(pool, gone);
-    for (stream = pool->streams; stream; stream = stream->next) gai_stream_forget_waits(pool, stream, gone);
-    gai_stream_forget_waits(pool, gone, NULL);
+    gai_stream_forget_waits(pool, gone, 1);
+}
+
+/* Ends the sets of removed stream states, and the waits of other streams on them. For all of them at once, since a
+   program may end thousands of streams or graphs together. [lock] */
+static void gai_pool_part_streams(galloc_pool *pool)
+{
+    gai_set *set = &pool->mixed;
+    gai_stream *stream;
+    while (set->next) {
+        gai_stream *of = set->next->stream;
+        if (of && set->next == &of->free && !of->life) set->next = set->next->next;
+        else set = set->next;
+    }
+    for (stream = pool->streams; stream; stream = stream->next) gai_stream_forget_waits(pool, stream, 0);
 }
 
 /* ==== EVENTS ====================================================================================================== */
@@ -7811,28 +7835,38 @@ static void gai_kept_leave_streams(galloc_pool *pool)
     }
 }
 
-/* Forgets idle stream states: those of retired streams, and any while there are more than GAI_STREAMS_KEPT. [paging] */
+/* Does the pool need the stream state no more? Retired ones that are idle go, and any idle ones while there are more
+   than GAI_STREAMS_KEPT. Empties its stream cache. [lock] */
+static int gai_stream_may_go(galloc_pool *pool, gai_stream *stream)
+{
+    if (!gai_stream_is_idle(stream) || (!stream->retired && pool->stream_count <= GAI_STREAMS_KEPT)) return 0;
+    if (stream->silent) return 0; /* its events cannot be destroyed now */
+    gai_cache_shut(&stream->cache);
+    (void)gai_stream_flush(pool, stream, 0);
+    if (gai_stream_is_idle(stream) && !stream->cache.unconfirmed_blocks) return 1;
+    gai_cache_set(pool, stream);
+    return 0;
+}
+
+/* Forgets the stream states that are not needed. [paging] */
 static void gai_pool_sweep_streams(galloc_pool *pool)
 {
-    gai_stream *stream, *next, *gone = NULL;
+    gai_stream **at, *stream, *next, *gone = NULL;
     GALLOC_ASSERT(GAI_HELD(pool->paging));
     gai_lock_on(&pool->lock);
     pool->streams_swept = pool->streams_made;
     gai_kept_leave_streams(pool);
-    for (stream = pool->streams; stream; stream = next) {
-        next = stream->next;
-        if (!gai_stream_is_idle(stream) || (!stream->retired && pool->stream_count <= GAI_STREAMS_KEPT)) continue;
-        if (stream->silent) continue; /* its events cannot be destroyed now */
-        gai_cache_shut(&stream->cache);
-        (void)gai_stream_flush(pool, stream, 0);
-        if (!gai_stream_is_idle(stream) || stream->cache.unconfirmed_blocks) {
-            gai_cache_set(pool, stream);
+    for (at = &pool->streams; (stream = *at) != NULL;) {
+        if (!gai_stream_may_go(pool, stream)) {
+            at = &stream->next;
             continue;
         }
+        *at = stream->next;
         gai_stream_detach(pool, stream);
         stream->next = gone;
         gone = stream;
     }
+    if (gone) gai_pool_part_streams(pool);
     gai_lock_off(&pool->lock);
     for (; gone; gone = next) {
         next = gone->next;
@@ -16635,7 +16669,7 @@ static int gai_check_pool(galloc_pool *pool)
         lost += segment->lost;
     }
     for (stream = pool->streams; stream; stream = stream->next) {
-        broken += gai_check_stream(pool, stream, &census);
+        broken += gai_check_stream(pool, stream, &census) + (!gai_stream_is_plain(stream) && gai_plain(stream->next));
         streams += (size_t)gai_stream_is_plain(stream);
     }
     broken += streams != pool->stream_count;
@@ -17198,13 +17232,13 @@ static gai_block *gai_block_pool_whole(const gai_block_pool *block_pool, size_t 
 }
 
 /* Gives back segments of max_split_size and more, which smaller requests cannot use: one of at least `bytes`, or
-   else the largest ones until `bytes` are given. */
-static void gai_block_pool_release_oversize(galloc_pool *pool, const gai_block_pool *block_pool, size_t bytes)
+   else the largest ones until `bytes` are given. Returns whether they are. */
+static int gai_block_pool_release_oversize(galloc_pool *pool, const gai_block_pool *block_pool, size_t bytes)
 {
     gai_batch batch = {NULL, NULL};
     gai_block *block;
     size_t wanted = gai_max(bytes, pool->config.max_split_size), taken = 0;
-    if (gai_pool_stays_mapped(pool)) return;
+    if (gai_pool_stays_mapped(pool)) return 0;
     gai_lock_on(&pool->lock);
     block = gai_block_pool_whole(block_pool, wanted, 0);
     if (!block) block = gai_block_pool_whole(block_pool, pool->config.max_split_size, 1);
@@ -17215,6 +17249,7 @@ static void gai_block_pool_release_oversize(galloc_pool *pool, const gai_block_p
         block = gai_block_pool_whole(block_pool, pool->config.max_split_size, 1);
     }
     gai_wholes_give_back(pool, &batch);
+    return taken >= wanted;
 }
 
 /* ---- steps ---- */
@@ -17332,7 +17367,7 @@ static int gai_step_torch_grow(gai_job *job)
 }
 
 /* Releases the stream's own oversize segments (max_split_size), which smaller requests cannot use, and allocates
-   anew. */
+   anew if they were as large as the request. */
 static int gai_step_torch_oversize(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -17345,8 +17380,7 @@ static int gai_step_torch_oversize(gai_job *job)
     if (!block_pool) return 0;
     gai_job_finish(job, block_pool, pool->config.max_split_size);
     if (gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL)) return 1;
-    gai_block_pool_release_oversize(pool, block_pool, job->params.bytes);
-    return gai_step_torch_grow(job);
+    return gai_block_pool_release_oversize(pool, block_pool, job->params.bytes) && gai_step_torch_grow(job);
 }
 
 /* Waits for all streams, which returns every free block to its block pool with its marks complete. */

@@ -893,6 +893,29 @@ TEST(an_oversize_segment_without_a_stream_waits_for_its_like)
     end(pool, u);
 }
 
+/* Oversize segments that together are smaller than the request do not make space for it: all that is free goes. */
+TEST(a_request_beyond_its_streams_oversize_segments_empties_the_pool)
+{
+    for (size_t more = 0; more <= MIB(20); more += MIB(20)) { /* the second time they suffice */
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_config config = with(torch_config(), "memory_limit:300M,max_split_size_mb:30");
+        galloc_pool *pool = pool_new(&config);
+        void *used = get(pool, MIB(100) - more, t);
+        void *first = get(pool, MIB(60) + more, s), *second = get(pool, MIB(50), s), *others = get(pool, MIB(60), t);
+        give(first, s);
+        give(second, s);
+        give(others, t);
+        void *p = get(pool, MIB(120), s);
+        EXPECT_EQ(torch_of(pool).num_alloc_retries, !more);
+        EXPECT_EQ(reserved(pool), more ? MIB(260) : MIB(220));
+        give(p, s);
+        give(used, t);
+        stream_end(t);
+        end(pool, s);
+    }
+}
+
 /* Nor for an alignment: the request gets a segment of its own. */
 TEST(an_oversize_block_is_not_cut_for_an_alignment)
 {
@@ -2375,7 +2398,7 @@ TEST(steps_wait_only_for_what_they_give_back)
         if (i) give(get_used(pool, MIB(40), t, 1), t);
         if (i) give(get_used(pool, MIB(12), s, 1), s);
         long fences = sim_calls("cuMemHostAlloc");
-        void *p = get(pool, MIB(110), s);
+        void *p = get(pool, i ? MIB(60) : MIB(110), s); /* 90 MiB are too large for 60 (max_non_split_rounding) */
         EXPECT_EQ(sim_calls("cuMemHostAlloc"), fences);
         EXPECT_EQ(torch_of(pool).num_sync_all_streams, 0);
         give(p, s);
