@@ -776,6 +776,23 @@ static int is_ours(CUdeviceptr address, galloc_pointer *info)
            info->state != GALLOC_STATE_FOREIGN && (info->state == GALLOC_STATE_FREE || info->usable > 0);
 }
 
+/* The device's streams and memory are gone after a reset that no allocation has noticed yet: then cudaFree is the
+   driver's. cudaFreeAsync does not ask, for its cost. *result: an error of the driver when it was asked. */
+static int was_reset(const galloc_pointer *info, CUresult *result)
+{
+    const device *d = &devices[info->device];
+    int alive;
+    *result = look_at(d->context, __atomic_load_n(&d->context_id, __ATOMIC_ACQUIRE), &alive);
+    return !*result && !alive;
+}
+
+/* The same as is_ours, also after such a reset. An error of the driver leaves the address as it was. */
+static int is_still_ours(CUdeviceptr address, galloc_pointer *info)
+{
+    CUresult result;
+    return is_ours(address, info) && !was_reset(info, &result);
+}
+
 /* ---- streams ----------------------------------------------------------------------------------------------------- */
 
 static int free_is_async; /* GALLOC_PRELOAD_FREE=async */
@@ -1259,16 +1276,6 @@ static int is_block(const galloc_pointer *info, CUdeviceptr p)
     return info->state == GALLOC_STATE_USED && (CUdeviceptr)(uintptr_t)info->base == p;
 }
 
-/* The device's streams and memory are gone after a reset that no allocation has noticed yet: then cudaFree is the
-   driver's. cudaFreeAsync does not ask, for its cost. *result: an error of the driver when it was asked. */
-static int was_reset(const galloc_pointer *info, CUresult *result)
-{
-    const device *d = &devices[info->device];
-    int alive;
-    *result = look_at(d->context, __atomic_load_n(&d->context_id, __ATOMIC_ACQUIRE), &alive);
-    return !*result && !alive;
-}
-
 CUresult CUDAAPI on_free_(CUdeviceptr p)
 {
     galloc_pointer info;
@@ -1339,7 +1346,7 @@ CUresult CUDAAPI on_address_range(CUdeviceptr *base, size_t *bytes, CUdeviceptr 
 {
     galloc_pointer info;
     if (enter()) {
-        int ours = is_ours(p, &info);
+        int ours = is_still_ours(p, &info);
         leave();
         if (ours && info.state != GALLOC_STATE_USED) return CUDA_ERROR_NOT_FOUND;
         if (ours && base) *base = (CUdeviceptr)(uintptr_t)info.base;
@@ -1372,7 +1379,7 @@ static int is_used(CUdeviceptr p, galloc_pointer *info)
 {
     int used;
     if (!enter()) return 0;
-    used = is_ours(p, info) && info->state == GALLOC_STATE_USED;
+    used = is_still_ours(p, info) && info->state == GALLOC_STATE_USED;
     leave();
     return used;
 }
@@ -1602,7 +1609,7 @@ static int find_side(CUmemorytype *type, CUdeviceptr *address, const void *host,
     galloc_pointer info;
     if (*type == CU_MEMORYTYPE_ARRAY) return cu.CtxGetCurrent(context), OTHERS;
     if (*type == CU_MEMORYTYPE_HOST) *address = (CUdeviceptr)(uintptr_t)host;
-    if (is_ours(*address, &info)) {
+    if (is_still_ours(*address, &info)) {
         size_t at = (size_t)(*address - (CUdeviceptr)(uintptr_t)info.base);
         if (*type == CU_MEMORYTYPE_HOST || at > info.usable || bytes > info.usable - at) return WRONG;
         *type = CU_MEMORYTYPE_DEVICE;

@@ -1518,17 +1518,29 @@ TEST(free_on_request_after_reset)
    knows of the reset. */
 static void free_at_an_address_that_a_reset_took(int noticed)
 {
-    CUdeviceptr p, q = 0, managed = 0;
-    size_t before;
+    CUdeviceptr p, q = 0, managed = 0, base = 0;
+    CUDA_MEMCPY2D copy = {0};
+    unsigned long long range = 0;
+    size_t before, bytes = 0;
     setenv("GALLOC_CONF", "backend:cudaMalloc", 1);
     begin(1);
-    p = alloc(4 * MiB);
+    p = alloc(3 * MiB);
     OK(cu.Reset(0));
     OK(cu.CtxSet(primary[0]));
     before = sim_physical(0);
     OK(cu.AllocManaged(&managed, 4 * MiB, 1));
     EXPECT_EQ(managed, p);
     if (noticed) q = alloc(2 * MiB);
+    OK(cu.Range(&base, &bytes, managed + 1));
+    EXPECT(base == managed && bytes == 4 * MiB);
+    OK(cu.Attribute(&range, 12, managed));
+    EXPECT_EQ(range, 4 * MiB);
+    copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy.srcDevice = managed;
+    copy.dstDevice = managed + 2 * MiB;
+    copy.WidthInBytes = copy.srcPitch = copy.dstPitch = 2 * MiB;
+    copy.Height = 1;
+    OK(cu.Copy2D(&copy));
     OK(cu.Free(managed));
     EXPECT_EQ(sim_physical(0), before + (noticed ? 2 * MiB : 0));
     if (noticed) OK(cu.Free(q));
