@@ -1565,6 +1565,44 @@ TEST(callbacks_that_set_callbacks_do_not_wait)
 
 static int has_set;
 
+static int stay_until_set(const galloc_report *report, void *user)
+{
+    (void)report, (void)user;
+    __atomic_store_n(&being_told, 1, __ATOMIC_SEQ_CST);
+    for (int i = 0; i < 20000 && !__atomic_load_n(&has_set, __ATOMIC_SEQ_CST); i++) usleep(100);
+    EXPECT(__atomic_load_n(&has_set, __ATOMIC_SEQ_CST));
+    return 0;
+}
+
+static void set_none(galloc_pool *pool, void *addr, size_t bytes, void *other)
+{
+    (void)pool, (void)addr, (void)bytes;
+    OK(galloc_pool_set_callbacks((galloc_pool *)other, NULL));
+    __atomic_store_n(&has_set, 1, __ATOMIC_SEQ_CST);
+}
+
+/* Nor does a call on_map that sets those of another pool, whose on_oom may be waiting for it. */
+TEST(a_call_on_map_that_sets_callbacks_does_not_wait)
+{
+    pthread_t asking;
+    begin();
+    galloc_pool *pool = pool_new(NULL), *other = pool_limited(MIB(8));
+    galloc_callbacks calls = {NULL, NULL, set_none, NULL, other}, oom = {stay_until_set, NULL, NULL, NULL, NULL};
+    void *p = get(other, MIB(4), NULL);
+    being_told = has_set = 0;
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    OK(galloc_pool_set_callbacks(other, &oom));
+    EXPECT_EQ(pthread_create(&asking, NULL, ask_for_more, other), 0);
+    while (!__atomic_load_n(&being_told, __ATOMIC_SEQ_CST)) usleep(100);
+    OK(galloc_free(get(pool, MIB(4), NULL), NULL));
+    EXPECT_EQ(pthread_join(asking, NULL), 0);
+    OK(galloc_pool_set_callbacks(pool, NULL));
+    OK(galloc_free(p, NULL));
+    pool_end(pool);
+    pool_end(other);
+    finish();
+}
+
 static int let_go_and_await_the_setter(const galloc_report *report, void *user)
 {
     (void)report;
