@@ -7108,7 +7108,7 @@ static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
             gai_set_remove(block);
             block = gai_block_file(pool, block, 0);
             if (newer && (newer == block || newer->set != set)) newer = set->oldest; /* it has merged */
-        } else {
+        } else if (block->marks) {
             misses++;
         }
         block = newer;

@@ -893,6 +893,29 @@ TEST(an_oversize_segment_without_a_stream_waits_for_its_like)
     end(pool, u);
 }
 
+/* A segment is collected, however many older parts of segments are free on its stream. */
+TEST(free_parts_of_segments_do_not_hide_an_idle_one)
+{
+    enum { PARTS = 12 };
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = with(torch_config(), "memory_limit:1600M,gc_threshold:0.2");
+    galloc_pool *pool = pool_new(&config);
+    void *p[PARTS][2];
+    for (int i = 0; i < PARTS; i++)
+        for (int k = 0; k < 2; k++) p[i][k] = get(pool, MIB(9), s); /* 2 MiB of the segment stay free */
+    give(get_used(pool, MIB(300), s, 1), s);
+    OK(cudaDeviceSynchronize());
+    size_t before = reserved(pool);
+    void *q = get(pool, MIB(30), t);
+    EXPECT_EQ(reserved(pool), before - MIB(300) + MIB(30));
+    give(q, t);
+    for (int i = 0; i < PARTS; i++)
+        for (int k = 0; k < 2; k++) give(p[i][k], s);
+    stream_end(t);
+    end(pool, s);
+}
+
 /* Oversize segments that together are smaller than the request do not make space for it: all that is free goes. */
 TEST(a_request_beyond_its_streams_oversize_segments_empties_the_pool)
 {
