@@ -1903,6 +1903,37 @@ TEST(memory_of_the_driver_is_had_on_streams_of_other_contexts)
     }
 }
 
+/* A free from another context that cannot enter the stream's leaves the current one as it is, and the memory goes back
+   later, if not at once. */
+TEST(a_free_that_cannot_enter_the_streams_context_leaves_the_current_one)
+{
+    static const char *const calls[] = {"cuCtxPushCurrent", "cuThreadExchangeStreamCaptureMode"};
+    for (int nth = 1, fired = 3; fired; nth++) {
+        fired = 0;
+        for (int i = 0; i < 2; i++) {
+            begin_devices(2, SIM_PACE_STILL);
+            CUcontext far = primary(1), own = primary(0);
+            cudaStream_t s = stream_new();
+            galloc_pool *pool = pool_of("backend:cudaMallocAsync", 0);
+            void *p = get_used(pool, MIB(4), s, 1);
+            enter(far);
+            sim_fail(calls[i], nth, 0, cudaErrorUnknown);
+            cudaError_t error = galloc_free(p, s);
+            fired |= (sim_failed() > 0) << i;
+            sim_fail_clear();
+            EXPECT(current() == far);
+            if (error) OK(galloc_free(p, s));
+            EXPECT(current() == far);
+            enter(own);
+            OK(galloc_pool_trim(pool, 0, NULL));
+            EXPECT_EQ(stats_of(pool).reserved.current, 0);
+            pool_end(pool);
+            stream_end(s);
+            finish();
+        }
+    }
+}
+
 /* ---- memory that went with its context --------------------------------------------------------------------------- */
 
 static const char *const fixed_pools[] = {"expandable_segments:False", "like:pytorch",

@@ -798,6 +798,40 @@ TEST(a_free_from_another_context_fails_as_a_whole)
     no_findings();
 }
 
+/* So does one that cannot learn of its stream's context or enter it. */
+TEST(a_free_on_a_stream_of_another_context_fails_as_a_whole)
+{
+    static const char *const calls[] = {"cuStreamGetCtx", "cuCtxPushCurrent", "cuThreadExchangeStreamCaptureMode"};
+    start();
+    cudaStream_t s = stream_new();
+    CUcontext mine = NULL, now = NULL;
+    void *p = alloc(MIB(1));
+    OK(galloc_stream_retire(s));
+    OK(cuCtxCreate(&mine, NULL, 0, 0));
+    for (int i = 0; i < 3; i++) {
+        for (int nth = 1; nth < 8; nth++) {
+            sim_fail(calls[i], nth, 0, cudaErrorUnknown);
+            cudaError_t error = galloc_override_free(p, s, GALLOC_OVERRIDE_STREAM);
+            int failed = sim_failed() > 0;
+            sim_fail_clear();
+            OK(cuCtxGetCurrent(&now));
+            EXPECT(now == mine);
+            if (error) EXPECT(failed && error == cudaErrorUnknown);
+            if (error) EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+            OK(cudaSetDevice(0));
+            if (!error) p = alloc(MIB(1));
+            OK(cuCtxSetCurrent(mine));
+            if (nth == 1 && !EXPECT(error)) printf("    %s\n", calls[i]);
+        }
+    }
+    OK(cudaSetDevice(0));
+    OK(cudaFree(p));
+    OK(cuCtxDestroy(mine));
+    OK(cudaSetDevice(0));
+    stream_end(s);
+    no_findings();
+}
+
 /* An error that is told where it arises is told once. */
 TEST(a_free_that_fails_inside_has_one_line)
 {
