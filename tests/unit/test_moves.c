@@ -1693,70 +1693,40 @@ TEST(what_was_always_so_may_be_otherwise)
     }
 }
 
-/* Nor that the free block before the gap reaches as far down as it did: a part of it may be in use. */
+/* Nor that the free block before the gap reaches as far down as it did, or is still free: in part or as a whole it may be
+   in use. */
 TEST(what_began_in_a_free_block_begins_where_that_is_free)
 {
-    begin();
-    cudaStream_t s = stream_new();
-    galloc_config config = frugal(SIZE_MAX, ALL);
-    config.growth = PAGE;
-    config.lane_bytes = 0;
-    galloc_pool *pool = pool_new(&config);
-    char *a, *b = NULL, *c;
-    for (int pass = 0; pass < 8; pass++) {
+    for (size_t part = KIB(512); part <= MIB(1); part += KIB(512)) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = frugal(SIZE_MAX, ALL);
+        config.growth = PAGE;
+        config.lane_bytes = 0;
+        galloc_pool *pool = pool_new(&config);
+        char *a, *b = NULL, *c;
+        for (int pass = 0; pass < 8; pass++) {
+            a = get(pool, MIB(1), s);
+            b = get(pool, MIB(3), s);
+            EXPECT(b == a + MIB(1));
+            OK(galloc_free(b, s));
+            OK(galloc_free(a, s));
+        }
         a = get(pool, MIB(1), s);
-        b = get(pool, MIB(3), s);
-        EXPECT(b == a + MIB(1));
-        OK(galloc_free(b, s));
+        EXPECT_EQ(inside_memo_at(pool), (uintptr_t)b); /* is expected next */
+        c = get(pool, part, s);
+        EXPECT(c == a + MIB(1));
+        put(s, c, part, 1);
+        b = get_used(pool, MIB(3), s, 2);
+        EXPECT(b >= c + part || b + MIB(3) <= a);
+        look(s, c, part, 1);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
         OK(galloc_free(a, s));
-    }
-    a = get(pool, MIB(1), s);
-    EXPECT_EQ(inside_memo_at(pool), (uintptr_t)b); /* is expected next */
-    c = get(pool, KIB(512), s);
-    EXPECT(c == a + MIB(1));
-    put(s, c, KIB(512), 1);
-    b = get_used(pool, MIB(3), s, 2);
-    EXPECT(b >= c + KIB(512) || b + MIB(3) <= a);
-    look(s, c, KIB(512), 1);
-    EXPECT_EQ(galloc_pool_check(pool), 0);
-    OK(galloc_free(a, s));
-    OK(galloc_free(b, s));
-    OK(galloc_free(c, s));
-    pool_end(pool);
-    finish();
-}
-
-/* Nor that what is before the gap is still free at all. */
-TEST(what_began_in_a_free_block_does_not_begin_in_a_used_one)
-{
-    begin();
-    cudaStream_t s = stream_new();
-    galloc_config config = frugal(SIZE_MAX, ALL);
-    config.growth = PAGE;
-    config.lane_bytes = 0;
-    galloc_pool *pool = pool_new(&config);
-    char *a, *b = NULL, *c;
-    for (int pass = 0; pass < 8; pass++) {
-        a = get(pool, MIB(1), s);
-        b = get(pool, MIB(3), s);
-        EXPECT(b == a + MIB(1));
         OK(galloc_free(b, s));
-        OK(galloc_free(a, s));
+        OK(galloc_free(c, s));
+        pool_end(pool);
+        finish();
     }
-    a = get(pool, MIB(1), s);
-    EXPECT_EQ(inside_memo_at(pool), (uintptr_t)b); /* is expected next */
-    c = get(pool, MIB(1), s);
-    EXPECT(c == b);
-    put(s, c, MIB(1), 1);
-    b = get_used(pool, MIB(3), s, 2);
-    EXPECT(b >= c + MIB(1) || b + MIB(3) <= a);
-    look(s, c, MIB(1), 1);
-    EXPECT_EQ(galloc_pool_check(pool), 0);
-    OK(galloc_free(a, s));
-    OK(galloc_free(b, s));
-    OK(galloc_free(c, s));
-    pool_end(pool);
-    finish();
 }
 
 /* Nor that the next request has the same alignment. */
