@@ -1593,6 +1593,51 @@ TEST(a_block_is_freed_by_one_of_two_threads)
     finish();
 }
 
+static struct {
+    galloc_pool *former, *next;
+    void *at, *taken; /* the block of the next pool */
+    int left;         /* steps until the address changes hands */
+} changing;
+
+static void let_the_address_change_hands(const char *function, int locks)
+{
+    (void)function, (void)locks;
+    if (changing.left-- != 0) return;
+    inside_on_step = NULL;
+    OK(galloc_pool_trim(changing.former, 0, NULL));
+    changing.taken = get(changing.next, MIB(20), NULL);
+    EXPECT(changing.taken == changing.at);
+}
+
+/* The driver may give the addresses of a segment that a pool returned to another pool, while a call about one of them is
+   about to ask the former. It finds no block of the next pool there. */
+TEST(a_block_is_found_in_its_own_pool_only)
+{
+    for (int step = 0, changed = 1; changed; step++) {
+        begin();
+        galloc_config config = config_fixed();
+        galloc_pool *former = pool_new(&config), *next = pool_new(&config);
+        void *p = get(former, MIB(20), NULL);
+        OK(galloc_free(p, NULL));
+        changing.former = former;
+        changing.next = next;
+        changing.at = p;
+        changing.taken = NULL;
+        changing.left = step;
+        inside_on_step = let_the_address_change_hands;
+        galloc_pointer info = info_of(p);
+        inside_on_step = NULL;
+        changed = changing.taken != NULL;
+        EXPECT(info.state != GALLOC_STATE_USED || info.pool == next);
+        EXPECT(info.state != GALLOC_STATE_FREE || info.pool == former);
+        if (changed) OK(galloc_free(p, NULL));
+        pool_end(former);
+        pool_end(next);
+        finish();
+        EXPECT(step < 100);
+    }
+}
+
 /* ---- what may come while the default pool is made ---------------------------------------------------------------- */
 
 static pthread_barrier_t first_use;
