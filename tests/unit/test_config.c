@@ -379,6 +379,7 @@ static const wrong_case wrong[] = {
     {"trace:[a,memory_limt:4M", {"at 10: unknown key 'memory_limt'", NULL, NULL}},
     {"snapshot_on_oom:a[b,log:off,trace:[]%s,c]", {"at 29: '[]%s' is no value for trace", NULL, NULL}},
     {"snapshot_on_oom:a\nb", {"'a?b' is no value for snapshot_on_oom", NULL, NULL}},
+    {"trace:a\177b", {"'a?b' is no value for trace", NULL, NULL}},
     {"history:1K", {"'1K' is no value for history", NULL, NULL}},
     {"history:/", {"'/' is no value for history", NULL, NULL}},
     {"history::", {"':' is no value for history", NULL, NULL}},
