@@ -873,6 +873,40 @@ TEST(a_child_of_fork_writes_nothing)
     finish();
 }
 
+static pid_t forked = -1;
+
+static void fork_with_rows_due(void)
+{
+    if (forked != -1) return;
+    pairs(200, 1000); /* the first half of the buffer is full: the next call writes it */
+    fflush(stdout);
+    forked = fork();
+}
+
+/* Nor does it write the rows that its parent was about to write. */
+TEST(a_child_of_fork_writes_no_rows_that_are_due)
+{
+    int status = 0;
+    void *p;
+    begin();
+    log_to("log.csv");
+    pairs(300, 1000);
+    OK(galloc_malloc(&p, 1000, NULL));
+    log_hook = fork_with_rows_due;
+    EXPECT_EQ(galloc_free((char *)p + 512, NULL), cudaErrorInvalidDevicePointer);
+    if (!forked) {
+        (void)galloc_annotate("now");
+        exit(0);
+    }
+    EXPECT(forked > 0 && waitpid(forked, &status, 0) == forked);
+    log_hook = NULL;
+    OK(galloc_free(p, NULL));
+    OK(galloc_shutdown());
+    EXPECT_EQ(rows_in(path), 1002);
+    log_ends();
+    finish();
+}
+
 /* ---- files that cannot be ---------------------------------------------------------------------------------------- */
 
 TEST(a_full_disk_ends_the_log_and_nothing_else)
