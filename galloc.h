@@ -15234,7 +15234,8 @@ static int gai_parse_flags(const char *words, gai_text text, int *value)
     return 1;
 }
 
-/* Parses one pair of a list of divisions. `next` is the first index that no earlier pair has set. */
+/* Parses one pair of a list of divisions. `next` is the first index that no earlier pair has set. The pair of '>' is
+   the last one; it may stand behind the last index, as in PyTorch. */
 static int gai_parse_division(gai_text pair, unsigned *divisions, int *next)
 {
     gai_text boundary;
@@ -15248,7 +15249,7 @@ static int gai_parse_division(gai_text pair, unsigned *divisions, int *next)
     }
     for (i = *next ? from : 0; i < GALLOC_DIVISIONS; i++)
         if (i <= from || !mib) divisions[i] = (unsigned)n;
-    *next = mib ? from + 1 : GALLOC_DIVISIONS;
+    *next = mib ? from + 1 : GALLOC_DIVISIONS + 1;
     return 1;
 }
 
@@ -15269,7 +15270,7 @@ static int gai_parse_divisions(gai_text text, unsigned *divisions)
     text.length -= 2;
     while (more) {
         more = gai_text_cut(&text, ',', &pair);
-        if (next == GALLOC_DIVISIONS || !gai_parse_division(pair, divisions, &next)) return 0;
+        if (next > GALLOC_DIVISIONS || !gai_parse_division(pair, divisions, &next)) return 0;
     }
     return 1;
 }

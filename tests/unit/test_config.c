@@ -232,6 +232,7 @@ TEST(lists_of_divisions)
         {"[64:8]", "[1:8,2:8,4:8,8:8,16:8,32:8,64:8,>:0]", {8, 8, 8, 8, 8, 8, 8}},
         {"[1:2,4:4]", "[1:2,2:0,4:4,>:0]", {2, 0, 4}},
         {"[>:2]", "2", {2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2}},
+        {"[32768:2,>:4]", "2", {2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2}},
         {"[32768:2]", "2", {2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2}},
         {"[1:0,>:4]", "[1:0,>:4]", {0, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4}},
     };
@@ -345,7 +346,8 @@ static const wrong_case wrong[] = {
     {"roundup_power2_divisions:[512:1,256:2]", {"no value for", "rising powers of two", NULL}},
     {"roundup_power2_divisions:[256:1,256:2]", {"no value for", NULL, NULL}},
     {"roundup_power2_divisions:[>:1,256:2]", {"no value for", NULL, NULL}},
-    {"roundup_power2_divisions:[32768:1,>:2]", {"no value for", NULL, NULL}},
+    {"roundup_power2_divisions:[32768:1,>:2,>:2]", {"no value for", NULL, NULL}},
+    {"roundup_power2_divisions:[32768:1,32768:2]", {"no value for", NULL, NULL}},
     {"roundup_power2_divisions:[65536:1]", {"no value for", "rising powers of two up to 32768", NULL}},
     {"roundup_power2_divisions:[0:1]", {"no value for", NULL, NULL}},
     {"roundup_power2_divisions:[256:1,]", {"no value for", NULL, NULL}},

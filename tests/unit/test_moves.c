@@ -1693,8 +1693,8 @@ TEST(what_was_always_so_may_be_otherwise)
     }
 }
 
-/* Nor that the free block before the gap reaches as far down as it did, or is still free: in part or as a whole it may be
-   in use. */
+/* Nor that the free block before the gap reaches as far down as it did, or is still free: in part or as a whole it may
+   be in use. */
 TEST(what_began_in_a_free_block_begins_where_that_is_free)
 {
     for (size_t part = KIB(512); part <= MIB(1); part += KIB(512)) {
