@@ -1217,6 +1217,26 @@ TEST(the_first_division_rounds_small_sizes)
     finish();
 }
 
+/* Steps between powers of two are at least 512 bytes, also where other sizes have fewer steps. */
+TEST(no_division_makes_steps_below_512_bytes)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.roundup_power2_divisions[0] = 8;
+    config.roundup_power2_divisions[1] = 2;
+    galloc_pool *pool = pool_new(&config);
+    static const size_t sizes[][2] = {
+        {1100, 1536}, {2100, 2560}, {3000, 3072}, {4100, 4608}, {MIB(2) + 1, MIB(3)}, {MIB(4) + 1, MIB(4) + 512}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        void *p = get(pool, sizes[i][0], s);
+        EXPECT_EQ(info_of(p).usable, sizes[i][1]);
+        OK(galloc_free(p, s));
+    }
+    pool_end(pool);
+    finish();
+}
+
 /* The last entry of roundup_power2_divisions is that of the largest sizes. */
 TEST(the_last_division_rounds_the_largest_sizes)
 {
