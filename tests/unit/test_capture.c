@@ -935,6 +935,55 @@ TEST(a_free_after_that_fails_leaves_the_block_as_it_was)
     EXPECT(failures > 0);
 }
 
+static struct {
+    galloc_pool *pool;
+    void *taken[8192];
+    int n, left; /* steps until all marks are taken */
+} marks_of;
+
+static void take_all_marks(const char *function, int locks)
+{
+    (void)function, (void)locks;
+    if (marks_of.left-- != 0) return;
+    inside_on_step = NULL;
+    sim_fail_malloc(1, 1);
+    while (marks_of.n < 8192 && (marks_of.taken[marks_of.n] = inside_descriptor_take(marks_of.pool, INSIDE_MARKS)))
+        marks_of.n++;
+}
+
+/* Other calls take the last marks meanwhile: the block stays the program's, or is free and waits for the streams that
+   used it before the capture. */
+TEST(a_free_after_without_marks_fails_or_waits)
+{
+    int failures = 0;
+    marks_of.n = 1;
+    for (int step = 0; marks_of.n; step++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+        galloc_pool *pool = pool_of(0, MIB(2));
+        void *p = get_used(pool, MIB(2), s, 1);
+        capture_begin(t);
+        marks_of.pool = pool;
+        marks_of.n = 0;
+        marks_of.left = step;
+        inside_on_step = take_all_marks;
+        cudaError_t error = galloc_free_after(p, &t, 1);
+        inside_on_step = NULL;
+        sim_fail_clear();
+        for (int i = 0; i < marks_of.n; i++) inside_descriptor_give(pool, INSIDE_MARKS, marks_of.taken[i]);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        EXPECT_EQ(info_of(p).state == GALLOC_STATE_USED, error != cudaSuccess);
+        if (error) OK(galloc_free_after(p, &t, 1));
+        failures += error != cudaSuccess;
+        OK(cudaGraphDestroy(capture_end(t)));
+        OK(galloc_free(get_used(pool, MIB(2), u, 2), u));
+        pool_end(pool);
+        finish();
+        EXPECT(step < 100);
+    }
+    EXPECT(failures > 0);
+}
+
 /* The same on one stream: beside its own mark the free needs one more, of the streams that used the block before. */
 TEST(a_free_that_fails_leaves_the_block_as_it_was)
 {

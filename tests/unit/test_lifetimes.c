@@ -1609,8 +1609,8 @@ static void let_the_address_change_hands(const char *function, int locks)
     EXPECT(changing.taken == changing.at);
 }
 
-/* The driver may give the addresses of a segment that a pool returned to another pool, while a call about one of them is
-   about to ask the former. It finds no block of the next pool there. */
+/* The driver may give the addresses of a segment that a pool returned to another pool, while a call about one of them
+   is about to ask the former. It finds no block of the next pool there. */
 TEST(a_block_is_found_in_its_own_pool_only)
 {
     for (int step = 0, changed = 1; changed; step++) {
