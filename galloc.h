@@ -3065,7 +3065,7 @@ struct galloc_graph {
 struct gai_stream {
     gai_cache cache; /* begins a cache line, as the stream state does */
     void *memory;    /* the allocation that contains it; the members from `next` on are cleared for the next use */
-    gai_stream *next, *next_indexed;
+    gai_stream *next, *next_plain, *next_indexed;
     unsigned long long capture_id; /* of a captured stream; 0: plain; GAI_UNKNOWN_STREAMS: of the unknown streams */
     gai_capture *capture; /* the same, while its graph may be launched */
     CUcontext context;
@@ -3486,7 +3486,8 @@ struct galloc_pool {
     gai_slab blocks, marks, pages, mappings, events, waits, positions;
 
     /* Streams and captures. */
-    gai_stream *streams,            /* the plain ones first */
+    gai_stream *streams,
+        *plain_streams,             /* of these, those that may have blocks in their stream caches */
         *unused_streams;            /* threads may still look at one that they used once, in this pool or another */
     size_t stream_count;            /* plain stream states in use */
     uint64_t streams_made, streams_swept; /* stream states so far; made until the last sweep of idle ones */
@@ -4270,13 +4271,6 @@ static int gai_stream_is_ordered(const gai_stream *after, const gai_stream *befo
 /* Is the stream not captured? */
 static int gai_stream_is_plain(const gai_stream *stream) { return !stream->capture_id; }
 
-/* For loops over the stream states whose caches may have blocks: a pool's list begins with the plain ones. Of captured
-   ones a program may have thousands. */
-static gai_stream *gai_plain(gai_stream *stream)
-{
-    return stream && gai_stream_is_plain(stream) ? stream : NULL;
-}
-
 /* The epoch of `on` up to which `stream` has queued a wait; 0: none. */
 static uint64_t gai_stream_waited(const gai_stream *stream, const gai_stream *on)
 {
@@ -4900,15 +4894,13 @@ static void gai_stat_peak(galloc_stat *stat) { stat->peak = gai_max(stat->peak, 
 static void gai_pool_lock_caches(galloc_pool *pool)
 {
     gai_stream *stream;
-    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next))
-        gai_latch_on(&stream->cache.latch);
+    for (stream = pool->plain_streams; stream; stream = stream->next_plain) gai_latch_on(&stream->cache.latch);
 }
 
 static void gai_pool_unlock_caches(galloc_pool *pool)
 {
     gai_stream *stream;
-    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next))
-        gai_latch_off(&stream->cache.latch);
+    for (stream = pool->plain_streams; stream; stream = stream->next_plain) gai_latch_off(&stream->cache.latch);
 }
 
 /* All counters except those of driver calls, with the counts of the stream caches. [lock, latches] */
@@ -4917,7 +4909,7 @@ static void gai_stats_locked(const galloc_pool *pool, galloc_stats *stats)
     const gai_stream *stream;
     GALLOC_ASSERT(GAI_HELD(pool->lock));
     memcpy(stats, &pool->stats, offsetof(galloc_stats, driver));
-    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next)) {
+    for (stream = pool->plain_streams; stream; stream = stream->next_plain) {
         const gai_cache *cache = &stream->cache;
         GALLOC_ASSERT(gai_load(&cache->latch));
         gai_cache_tell(cache, stats);
@@ -4964,8 +4956,7 @@ static size_t gai_pool_live(galloc_pool *pool)
     const gai_stream *stream;
     size_t live = pool->stats.live.current - pool->guards.kept_live;
     gai_pool_lock_caches(pool);
-    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next))
-        live += gai_cache_live(&stream->cache);
+    for (stream = pool->plain_streams; stream; stream = stream->next_plain) live += gai_cache_live(&stream->cache);
     gai_pool_unlock_caches(pool);
     return live;
 }
@@ -4990,7 +4981,7 @@ static void gai_stat_correct_peaks(galloc_pool *pool)
     size_t blocks = stats->blocks.current - pool->guards.kept;
     const gai_stream *stream;
     gai_pool_lock_caches(pool);
-    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next)) {
+    for (stream = pool->plain_streams; stream; stream = stream->next_plain) {
         const gai_cache *cache = &stream->cache;
         live += gai_cache_live(cache);
         allocated -= cache->bytes + cache->unconfirmed_bytes;
@@ -5078,7 +5069,7 @@ static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
         stats->free_bytes += set->bytes;
         stats->largest_free = gai_max(stats->largest_free, gai_set_largest(set));
     }
-    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next)) {
+    for (stream = pool->plain_streams; stream; stream = stream->next_plain) {
         stats->free_bytes += stream->cache.bytes + stream->cache.unconfirmed_bytes;
         stats->largest_free = gai_max(stats->largest_free, gai_cache_largest(&stream->cache));
     }
@@ -6493,7 +6484,7 @@ static int gai_pool_gather_orphans(galloc_pool *pool)
 {
     gai_stream *stream;
     int some = 0;
-    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next)) {
+    for (stream = pool->plain_streams; stream; stream = stream->next_plain) {
         gai_cache *cache = &stream->cache;
         gai_latch_on(&cache->latch);
         cache->orphans = gai_blocks_join(cache->unconfirmed, cache->orphans);
@@ -6508,7 +6499,7 @@ static int gai_pool_gather_orphans(galloc_pool *pool)
 static void gai_pool_file_orphans(galloc_pool *pool)
 {
     gai_stream *stream;
-    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next)) {
+    for (stream = pool->plain_streams; stream; stream = stream->next_plain) {
         gai_cache *cache = &stream->cache;
         for (;;) {
             gai_block *block = NULL;
@@ -6527,15 +6518,14 @@ static void gai_pool_file_orphans(galloc_pool *pool)
 static void gai_pool_flush(galloc_pool *pool)
 {
     gai_stream *stream;
-    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next))
-        (void)gai_stream_flush(pool, stream, 0);
+    for (stream = pool->plain_streams; stream; stream = stream->next_plain) (void)gai_stream_flush(pool, stream, 0);
 }
 
 /* From now on every call goes to the pool. */
 static void gai_pool_shut_caches(galloc_pool *pool)
 {
     gai_stream *stream;
-    for (stream = gai_plain(pool->streams); stream; stream = gai_plain(stream->next)) gai_cache_shut(&stream->cache);
+    for (stream = pool->plain_streams; stream; stream = stream->next_plain) gai_cache_shut(&stream->cache);
 }
 
 /* ==== CAPTURE =================================================================================================== */
@@ -6971,33 +6961,34 @@ static int gai_pool_is_crowded(const galloc_pool *pool)
     return pool->streams_made - pool->streams_swept > GAI_STREAMS_KEPT;
 }
 
-/* Adds a stream state and gives it a new life; captured ones stand behind the plain ones. The second one bounds the
-   cache of the first, whose frees may matter to another stream from now on. The next free looks for idle ones if many
-   were added. [lock] */
+/* Adds a stream state and gives it a new life. The second one bounds the cache of the first, whose frees may matter to
+   another stream from now on. The next free looks for idle ones if many were added. [lock] */
 static void gai_stream_link(galloc_pool *pool, gai_stream *stream)
 {
-    gai_stream **at = &pool->streams, *other;
     GALLOC_ASSERT(GAI_HELD(pool->lock));
     stream->life = gai_next(&gai_process.lives);
     stream->epoch = 1;
     stream->free.stream = stream;
     gai_set_link(pool, &stream->free);
-    while (!gai_stream_is_plain(stream) && gai_plain(*at)) at = &(*at)->next;
-    stream->next = *at;
-    *at = stream;
-    pool->stream_count += (size_t)gai_stream_is_plain(stream);
+    stream->next = pool->streams;
+    pool->streams = stream;
+    if (gai_stream_is_plain(stream)) {
+        stream->next_plain = pool->plain_streams;
+        pool->plain_streams = stream;
+        pool->stream_count++;
+    }
     pool->streams_made++;
     if (gai_pool_is_crowded(pool)) pool->collector.look = 0;
-    if (gai_pool_has_one_stream(pool) || pool->streams->next->next) return;
-    other = pool->streams == stream ? stream->next : pool->streams; /* it is no longer alone */
+    if (!stream->next || stream->next->next) return;
+    stream = stream->next; /* the first stream state is no longer alone */
     /* Before the look at the cache: a free under way has already put its block there, or will see NULL. */
     gai_store_pointer(&pool->latest, NULL);
-    if (other->cache.most > GAI_EVENT_BYTES || gai_cache_has_large(&other->cache)) {
-        gai_cache_shut(&other->cache);
-        (void)gai_stream_flush(pool, other, 0);
-        if (gai_cache_has_large(&other->cache)) gai_stream_ask(other); /* its next call confirms and flushes it */
+    if (stream->cache.most > GAI_EVENT_BYTES || gai_cache_has_large(&stream->cache)) {
+        gai_cache_shut(&stream->cache);
+        (void)gai_stream_flush(pool, stream, 0);
+        if (gai_cache_has_large(&stream->cache)) gai_stream_ask(stream); /* its next call confirms and flushes it */
     }
-    gai_cache_set(pool, other);
+    gai_cache_set(pool, stream);
 }
 
 /* The stream state for work on unknown streams. Such work is complete once all known contexts have been waited for. */
@@ -7276,12 +7267,15 @@ static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
     gai_stream_forget_waits(pool, gone, 1);
 }
 
-/* Ends the sets of removed stream states, and the waits of other streams on them. For all of them at once, since a
-   program may end thousands of streams or graphs together. [lock] */
+/* Takes the removed stream states out of the list of plain ones, ends their sets, and forgets the waits of other
+   streams on them. For all of them at once, since a program may end thousands of streams or graphs together. [lock] */
 static void gai_pool_part_streams(galloc_pool *pool)
 {
     gai_set *set = &pool->mixed;
-    gai_stream *stream;
+    gai_stream **at = &pool->plain_streams, *stream;
+    while (*at)
+        if ((*at)->life) at = &(*at)->next_plain;
+        else *at = (*at)->next_plain;
     while (set->next) {
         gai_stream *of = set->next->stream;
         if (of && set->next == &of->free && !of->life) set->next = set->next->next;
@@ -7424,7 +7418,8 @@ static void gai_event_judge(galloc_pool *pool, gai_event *event, int useless)
 /* Is a mark due? */
 static int gai_stream_wants_event(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
-    int at_once = stream->asked || pool->variant.one_each || gai_stream_is_in_crowd(pool, stream);
+    int at_once = stream->asked || pool->variant.one_each ||
+        (gai_stream_is_in_crowd(pool, stream) && stream->events < GAI_EVENTS);
     if (site->capture_forbids || stream->retired) return 0;
     if (at_once && gai_stream_unmarked(stream)) return 1;
     if (pool->variant.no_events) return 0;
@@ -16670,10 +16665,13 @@ static int gai_check_pool(galloc_pool *pool)
         lost += segment->lost;
     }
     for (stream = pool->streams; stream; stream = stream->next) {
-        broken += gai_check_stream(pool, stream, &census) + (!gai_stream_is_plain(stream) && gai_plain(stream->next));
+        broken += gai_check_stream(pool, stream, &census);
         streams += (size_t)gai_stream_is_plain(stream);
     }
     broken += streams != pool->stream_count;
+    for (stream = pool->plain_streams; stream; stream = stream->next_plain)
+        streams -= (size_t)gai_stream_is_plain(stream);
+    broken += streams != 0;
     for (set = &pool->common; set; set = set->next) broken += gai_check_set(set);
     if (pool->variant.check) broken += pool->variant.check(pool);
     broken += gai_check_history(pool) + gai_check_guards(pool) + gai_check_kept(pool, &census);
@@ -18520,6 +18518,7 @@ static void gai_streams_end(galloc_pool *pool)
         stream->next = pool->unused_streams;
         pool->unused_streams = stream;
     }
+    pool->plain_streams = NULL;
 }
 
 /* Frees the pool's host memory, except what threads with old handles may still read. [lock] */
