@@ -2004,6 +2004,36 @@ TEST(what_could_not_be_taken_is_not_the_next_streams)
     EXPECT(refused > 1);
 }
 
+/* What a captured request could not take is cudaMalloc's, and no graph's: it goes back while the graph lives. */
+TEST(what_a_captured_request_could_not_take_is_no_graphs)
+{
+    int refused = 0;
+    for (int nth = 1; nth <= 4; nth++) {
+        begin_still();
+        cudaStream_t s = stream_new();
+        cudaGraph_t graph = NULL;
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+        void *p = NULL;
+        OK(galloc_free(get_used(pool, MIB(2), s, 1), s));
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        OK(galloc_free(get(pool, 512, s), s)); /* the graph has memory, and the pool knows the captured stream */
+        size_t graphs = stats_of(pool).graph_bytes;
+        EXPECT(inside_leave_marks(pool, 2));
+        sim_fail_malloc(nth, 1);
+        if (galloc_pool_malloc(pool, &p, MIB(2), s)) refused++;
+        sim_fail_clear();
+        OK(galloc_free(p, s));
+        OK(cudaStreamEndCapture(s, &graph));
+        EXPECT_EQ(stats_of(pool).graph_bytes, graphs + (p ? MIB(2) : 0));
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(stats_of(pool).reserved.current, graphs + (p ? MIB(2) : 0));
+        OK(cudaGraphDestroy(graph));
+        pool_end(pool);
+        finish();
+    }
+    EXPECT(refused > 1);
+}
+
 /* ---- addresses that the driver gives out again --------------------------------------------------------------- */
 
 static struct {
