@@ -1609,13 +1609,12 @@ static void let_the_address_change_hands(const char *function, int locks)
     EXPECT(changing.taken == changing.at);
 }
 
-/* The driver may give the addresses of a segment that a pool returned to another pool, while a call about one of them
-   is about to ask the former. It finds no block of the next pool there. */
-TEST(a_block_is_found_in_its_own_pool_only)
+static void find_a_block_whose_address_changes_hands(int backend)
 {
     for (int step = 0, changed = 1; changed; step++) {
         begin();
         galloc_config config = config_fixed();
+        config.backend = backend;
         galloc_pool *former = pool_new(&config), *next = pool_new(&config);
         void *p = get(former, MIB(20), NULL);
         OK(galloc_free(p, NULL));
@@ -1636,6 +1635,14 @@ TEST(a_block_is_found_in_its_own_pool_only)
         finish();
         EXPECT(step < 100);
     }
+}
+
+/* The driver may give the addresses of a segment that a pool returned to another pool, while a call about one of them
+   is about to ask the former. It finds no block of the next pool there. */
+TEST(a_block_is_found_in_its_own_pool_only)
+{
+    find_a_block_whose_address_changes_hands(GALLOC_BACKEND_NATIVE);
+    find_a_block_whose_address_changes_hands(GALLOC_BACKEND_CUDA_MALLOC);
 }
 
 /* ---- what may come while the default pool is made ---------------------------------------------------------------- */
