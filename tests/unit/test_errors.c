@@ -1433,6 +1433,31 @@ TEST(the_driver_goes_in_the_middle_of_a_free)
     sim_stop();
 }
 
+/* Also where the context had an error before: the pool then names the end of the driver as the cause. */
+TEST(the_driver_goes_in_the_middle_of_a_free_after_an_error)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    CUcontext context = NULL;
+    void *p = get(pool, MIB(8), s), *q = get(pool, MIB(8), s), *none = NULL;
+    EXPECT_EQ(cuCtxGetCurrent(&context), CUDA_SUCCESS);
+    sim_context_fail(context, cudaErrorIllegalAddress);
+    FAILS(galloc_pool_reserve(pool, MIB(100)), cudaErrorIllegalAddress);
+    sim_context_fail(context, 0); /* what the pool knows remains */
+    OK(galloc_free(p, s));
+    FAILS(galloc_pool_malloc(pool, &none, MIB(100), s), cudaErrorIllegalAddress);
+    inside_ask_for_event(pool, stream_id(s));
+    sim_hook(exit_before_the_record, NULL);
+    OK(galloc_free(q, s));
+    sim_hook(NULL, NULL);
+    FAILS(galloc_pool_malloc(pool, &none, MIB(100), s), cudaErrorCudartUnloading);
+    OK(galloc_pool_destroy(pool));
+    OK(galloc_shutdown());
+    EXPECT_EQ(sim_malloc_live(), 0);
+    sim_stop();
+}
+
 TEST(every_call_once_the_driver_is_gone)
 {
     static const char *const settings[] = {"expandable_segments:True", "expandable_segments:False", "like:pytorch",
