@@ -10,6 +10,45 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+static int rename_fails;  /* with this errno; 0: it does what it should */
+static char renamed[200]; /* the last file that got a new name */
+
+int rename(const char *from, const char *to)
+{
+    int (*next)(const char *, const char *) = NULL;
+    *(void **)(void *)&next = dlsym(RTLD_NEXT, "rename");
+    errno = rename_fails;
+    snprintf(renamed, sizeof renamed, "%s", from);
+    return rename_fails ? -1 : next(from, to);
+}
+
+/* The heaps of a process and its child are alike, and the child writes another file until it is whole. The first test,
+   since galloc refuses the child of a process that has called it. */
+TEST(processes_that_save_to_one_path_write_files_of_their_own)
+{
+    char folder[] = "/tmp/galloc_snapshot.XXXXXX", path[100], theirs[sizeof renamed] = "";
+    int ends[2], status = 1;
+    begin();
+    EXPECT(mkdtemp(folder));
+    EXPECT_EQ(pipe(ends), 0);
+    snprintf(path, sizeof path, "%s/state.json", folder);
+    fflush(NULL);
+    pid_t child = fork(); /* before the first call of galloc */
+    galloc_pool *pool = pool_limited(SIZE_MAX);
+    OK(galloc_snapshot_save(pool, path));
+    if (!child) _exit(test_failures || write(ends[1], renamed, sizeof renamed) != (ssize_t)sizeof renamed);
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(read(ends[0], theirs, sizeof theirs), (ssize_t)sizeof theirs);
+    EXPECT(*theirs && strcmp(theirs, renamed));
+    close(ends[0]);
+    close(ends[1]);
+    unlink(path);
+    EXPECT_EQ(rmdir(folder), 0);
+    pool_end(pool);
+    finish();
+}
+
 /* ---- reading what is written ------------------------------------------------------------------------------------- */
 
 typedef struct text {
@@ -841,18 +880,6 @@ TEST(a_long_path_is_shown_in_part)
     finish();
 }
 
-static int rename_fails;  /* with this errno; 0: it does what it should */
-static char renamed[200]; /* the last file that got a new name */
-
-int rename(const char *from, const char *to)
-{
-    int (*next)(const char *, const char *) = NULL;
-    *(void **)(void *)&next = dlsym(RTLD_NEXT, "rename");
-    errno = rename_fails;
-    snprintf(renamed, sizeof renamed, "%s", from);
-    return rename_fails ? -1 : next(from, to);
-}
-
 /* Each has words of its own; of others the number tells, and nothing is left behind. */
 TEST(reasons_of_the_system_are_told_in_words)
 {
@@ -915,32 +942,6 @@ TEST(a_file_that_another_call_is_writing_is_left_alone)
     unlink(path);
     EXPECT_EQ(rmdir(folder), 0); /* nothing else is left */
     OK(galloc_pool_destroy(pool));
-    finish();
-}
-
-/* The heaps of a process and its child are alike, and the child writes another file until it is whole. */
-TEST(processes_that_save_to_one_path_write_files_of_their_own)
-{
-    char folder[] = "/tmp/galloc_snapshot.XXXXXX", path[100], theirs[sizeof renamed] = "";
-    int ends[2], status = 1;
-    begin();
-    EXPECT(mkdtemp(folder));
-    EXPECT_EQ(pipe(ends), 0);
-    snprintf(path, sizeof path, "%s/state.json", folder);
-    fflush(NULL);
-    pid_t child = fork(); /* before the first call of galloc */
-    galloc_pool *pool = pool_limited(SIZE_MAX);
-    OK(galloc_snapshot_save(pool, path));
-    if (!child) _exit(write(ends[1], renamed, sizeof renamed) != (ssize_t)sizeof renamed);
-    EXPECT_EQ(waitpid(child, &status, 0), child);
-    EXPECT_EQ(status, 0);
-    EXPECT_EQ(read(ends[0], theirs, sizeof theirs), (ssize_t)sizeof theirs);
-    EXPECT(*theirs && strcmp(theirs, renamed));
-    close(ends[0]);
-    close(ends[1]);
-    unlink(path);
-    EXPECT_EQ(rmdir(folder), 0);
-    pool_end(pool);
     finish();
 }
 
