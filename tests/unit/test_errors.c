@@ -988,6 +988,29 @@ TEST(a_context_is_let_go_by_who_fails)
     finish();
 }
 
+/* The driver may tell that a context has ended by either of two errors. */
+TEST(a_context_that_is_no_longer_valid_has_ended)
+{
+    static const int errors[] = {CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_CONTEXT_IS_DESTROYED};
+    for (int i = 0; i < 2; i++) {
+        begin_with_devices(2, SIM_PACE_RANDOM);
+        galloc_config config = config_fixed();
+        config.device = 1;
+        galloc_pool *pool = pool_new(&config);
+        OK(cudaSetDevice(1));
+        OK(galloc_free(get(pool, MIB(4), NULL), NULL));
+        OK(cudaDeviceReset());
+        OK(cudaSetDevice(0));
+        sim_fail("cuCtxGetId", 1, 0, errors[i]);
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(sim_failed(), 1);
+        EXPECT_EQ(context_is_active(1), 1);
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        pool_end(pool);
+        finish();
+    }
+}
+
 static void expect_told(const char *of_device, int device)
 {
     char text[100];
