@@ -1049,26 +1049,49 @@ TEST(without_max_non_split_rounding_a_block_may_be_larger_by_large_segment_size)
 /* When memory is short oversize segments of the stream go first, and no more than is needed. */
 TEST(oversize_segments_are_given_back_first)
 {
-    begin();
+    for (int reverse = 0; reverse < 2; reverse++) { /* the largest is freed first */
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_config config = with(torch_config(), "max_split_size_mb:30");
+        config.memory_limit = MIB(200);
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, MIB(40), s), *q = get(pool, MIB(50), s), *r = get(pool, MIB(60), s);
+        void *o = get(pool, MIB(50), t);
+        give(reverse ? r : p, s);
+        give(q, s);
+        give(reverse ? p : r, s);
+        give(o, t);
+        sim_run(-1);
+        OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+        p = get(pool, MIB(20), s); /* the smallest that has the size: 40 MiB */
+        EXPECT_EQ(reserved(pool), MIB(180));
+        EXPECT_EQ(torch_of(pool).num_alloc_retries, 0);
+        q = get(pool, MIB(100), s); /* from the largest down: 60 and 50 */
+        EXPECT_EQ(reserved(pool), MIB(170));
+        EXPECT_EQ(torch_of(pool).num_alloc_retries, 0);
+        EXPECT_EQ(torch_of(pool).num_device_free, 3);
+        give(p, s);
+        give(q, s);
+        stream_end(t);
+        end(pool, s);
+    }
+}
+
+/* But once the stream's work on them is waited for, memory that came back from another stream meanwhile is taken. */
+TEST(oversize_segments_stay_if_the_wait_for_them_suffices)
+{
+    begin_still();
     cudaStream_t s = stream_new(), t = stream_new();
     galloc_config config = with(torch_config(), "max_split_size_mb:30");
-    config.memory_limit = MIB(200);
+    config.memory_limit = MIB(100);
     galloc_pool *pool = pool_new(&config);
-    void *p = get(pool, MIB(40), s), *q = get(pool, MIB(50), s), *r = get(pool, MIB(60), s), *o = get(pool, MIB(50), t);
+    void *p = get_used(pool, MIB(40), s, 1), *q = get_used(pool, MIB(60), s, 2);
+    order(s, t);
+    put(t, q, MIB(60), 3);
     give(p, s);
-    give(q, s);
-    give(r, s);
-    give(o, t);
-    sim_run(-1);
-    OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
-    p = get(pool, MIB(20), s); /* the smallest that has the size: 40 MiB */
-    EXPECT_EQ(reserved(pool), MIB(180));
-    EXPECT_EQ(torch_of(pool).num_alloc_retries, 0);
-    q = get(pool, MIB(100), s); /* from the largest down: 60 and 50 */
-    EXPECT_EQ(reserved(pool), MIB(170));
-    EXPECT_EQ(torch_of(pool).num_alloc_retries, 0);
-    EXPECT_EQ(torch_of(pool).num_device_free, 3);
-    give(p, s);
+    give(q, t);
+    q = get_used(pool, MIB(60), s, 4);
+    EXPECT_EQ(torch_of(pool).num_device_free, 0);
     give(q, s);
     stream_end(t);
     end(pool, s);
