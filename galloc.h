@@ -969,11 +969,12 @@ GALLOC_API cudaError_t galloc_pool_default(galloc_pool **pool, int device);
 GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream);
 
 /* Makes sure that `bytes` bytes, in one piece or in several, can be allocated on any stream without a driver call for
-   memory; events may still be recorded. One exception, where the host has run far ahead of the device: a request of
-   2 MiB or more may leave this memory to other streams and get what its own stream has freed, by moving pages, which
-   creates none. Pieces count with their rounding (ON MEMORY), so reserve more with strategy:pooled or
-   roundup_power2_divisions. With like:pytorch it makes a segment for the first stream that needs one of its kind. A
-   segment of max_split_size or more, if that is set, is for one request of as much: none smaller gets a part of it.
+   memory; events may still be recorded. Two exceptions: where the host has run far ahead of the device, a request of 2
+   MiB or more may leave this memory to other streams and get what its own stream has freed, by moving pages, which
+   creates none. And gc_threshold and gc_age, if set, return reserved memory as other idle memory. Pieces count with
+   their rounding (ON MEMORY), so reserve more with strategy:pooled or roundup_power2_divisions. With like:pytorch it
+   makes a segment for the first stream that needs one of its kind. A segment of max_split_size or more, if that is set,
+   is for one request of as much: none smaller gets a part of it.
      bytes    0 .. SIZE_MAX
      Returns  also cudaErrorMemoryAllocation; cudaErrorNotSupported with other backends
      Device   as galloc_malloc */
@@ -2943,7 +2944,7 @@ struct gai_set {
 struct gai_block_pool {
     gai_block_pool *next; /* of the pool */
     gai_stream *stream; /* one of them; NULL: it is gone */
-    int small, captured;
+    int is_small, captured;
     size_t streams, segments;
     size_t awaited; /* segments being created for it, while `paging` may be released */
     gai_set free;
@@ -3268,7 +3269,7 @@ typedef struct gai_params {
     int growable;   /* it has room, be it addresses or, in fixed segments, memory */
     int room_is_memory; /* of `bytes` a part is room */
     int lasting;    /* GALLOC_LIFETIME_LONG */
-    int far;        /* place it at the far end of a free block */
+    int at_end;        /* place it at the far end of a free block */
     int slot;       /* it has a class */
     int own_only;   /* move only pages that no other stream may use, and create none */
     gai_stream *stream; /* NULL: for no stream in particular, so only memory that any stream may have */
@@ -3975,7 +3976,7 @@ static uintptr_t gai_place(uintptr_t begin, uintptr_t end, const gai_params *par
 {
     uintptr_t at;
     if (end - begin < params->bytes) return 0;
-    at = params->far ? gai_down(end - params->bytes, params->alignment) : gai_up(begin, params->alignment);
+    at = params->at_end ? gai_down(end - params->bytes, params->alignment) : gai_up(begin, params->alignment);
     return at >= begin && at <= end - params->bytes ? at : 0;
 }
 
@@ -4143,12 +4144,12 @@ static void gai_marks_add(galloc_pool *pool, gai_mark **list, gai_mark *mark)
     gai_mark **at = list;
     while (*at) {
         gai_mark *other = *at, *void_one = NULL;
-        int near = other->stream == mark->stream && mark->begin <= other->end && other->begin <= mark->end;
-        if (near && other->epoch == mark->epoch) {
+        int meets = other->stream == mark->stream && mark->begin <= other->end && other->begin <= mark->end;
+        if (meets && other->epoch == mark->epoch) {
             mark->begin = gai_min(mark->begin, other->begin);
             mark->end = gai_max(mark->end, other->end);
             void_one = other;
-        } else if (near && mark->begin < other->end && other->begin < mark->end) {
+        } else if (meets && mark->begin < other->end && other->begin < mark->end) {
             void_one = gai_mark_settle(mark, other);
         }
         if (void_one == mark) {
@@ -4358,7 +4359,7 @@ static uintptr_t gai_block_place(const galloc_pool *pool, const gai_block *block
         uintptr_t at = gai_place(begin, end, params);
         const gai_mark *mark = at ? gai_marks_forbid(pool, block->marks, at, params, may_wait) : NULL;
         if (!mark) return at;
-        if (params->far) end = mark->begin;
+        if (params->at_end) end = mark->begin;
         else begin = mark->end;
         if (begin >= end) return 0;
     }
@@ -11332,7 +11333,7 @@ typedef struct gai_window {
 static int gai_plan_excludes(const gai_plan *best, const gai_block *block, const gai_params *params)
 {
     if (best->first ? gai_plan_created(best) != 0 : !best->newest) return 0;
-    return block->kind == GAI_HOLE || (!params->far && block->alias->number > best->newest);
+    return block->kind == GAI_HOLE || (!params->at_end && block->alias->number > best->newest);
 }
 
 /* Extends a window by one block. 0: it is a second hole, or an alias whose page is in the window or in the free block
@@ -11439,7 +11440,7 @@ static int gai_plan_is_better(const gai_page_filter *filter, const gai_plan *a, 
     size_t new_a = gai_plan_created(a), new_b = gai_plan_created(b);
     if (!b->first) return 1;
     if (new_a != new_b) return new_a < new_b;
-    if (filter->params->far) return a->at > b->at;
+    if (filter->params->at_end) return a->at > b->at;
     if (!new_a && a->newest != b->newest) return a->newest < b->newest;
     if (a->alias != b->alias) return a->alias < b->alias;
     return a->at < b->at;
@@ -11574,7 +11575,7 @@ static void gai_plan_everywhere(galloc_pool *pool, const gai_page_filter *filter
    and for long-lived blocks age does not count. */
 static int gai_plan_best(galloc_pool *pool, const gai_page_filter *filter, gai_plan *best)
 {
-    int by_age = !filter->params->room && !filter->params->far;
+    int by_age = !filter->params->room && !filter->params->at_end;
     memset(best, 0, sizeof *best);
     pool->plans++;
     if (!by_age || !pool->plans_return || !gai_plan_returns(pool, filter, best))
@@ -13636,8 +13637,8 @@ static cudaError_t gai_params_of(const galloc_pool *pool, const galloc_request *
     params->tag = request->tag;
     params->growable = room != 0 || pool->variant.one_each; /* the block keeps the size requested from the driver */
     params->lasting = request->lifetime == GALLOC_LIFETIME_LONG;
-    params->far = params->lasting && !pool->variant.low;
-    params->slot = pool->divisions && !room && !params->far && params->alignment <= GAI_UNIT &&
+    params->at_end = params->lasting && !pool->variant.low;
+    params->slot = pool->divisions && !room && !params->at_end && params->alignment <= GAI_UNIT &&
                    params->bytes <= GAI_SLOT_MOST;
     return cudaSuccess;
 }
@@ -15405,14 +15406,14 @@ static const char *gai_flags_with(gai_text word)
 
 static void gai_say_unknown(gai_text key, gai_string *message)
 {
-    const char *near = gai_key_near(key), *flags = gai_flags_with(key);
+    const char *alike = gai_key_near(key), *flags = gai_flags_with(key);
     int shown = (int)gai_min(key.length, 40);
     if (memchr(key.at, '=', key.length))
         gai_print(message, "'%.*s': write key:value, with ':' for '='", shown, key.at);
     else if (flags)
         gai_print(message, "'%.*s' is no key but a value of %s: join its values with '+'", shown, key.at, flags);
-    else if (near)
-        gai_print(message, "unknown key '%.*s'; perhaps %s?", shown, key.at, near);
+    else if (alike)
+        gai_print(message, "unknown key '%.*s'; perhaps %s?", shown, key.at, alike);
     else
         gai_print(message, "unknown key '%.*s'; the keys are the members of galloc_config, such as memory_limit, "
                            "overhead, gc_threshold", shown, key.at);
@@ -16719,10 +16720,10 @@ static void gai_torch_move_one(galloc_stat *stat, size_t n, int enters, int new_
 }
 
 /* torch_stats counts each number for all blocks and for the small or the large ones. */
-static void gai_torch_move(galloc_torch_stat *stat, int small, size_t n, int enters, int new_ones)
+static void gai_torch_move(galloc_torch_stat *stat, int is_small, size_t n, int enters, int new_ones)
 {
     gai_torch_move_one(&stat->all, n, enters, new_ones);
-    gai_torch_move_one(small ? &stat->small_pool : &stat->large_pool, n, enters, new_ones);
+    gai_torch_move_one(is_small ? &stat->small_pool : &stat->large_pool, n, enters, new_ones);
 }
 
 /* Does the block span its whole segment? */
@@ -16733,13 +16734,13 @@ static void gai_torch_count_free(const gai_set *set, const gai_block *block, int
 {
     const gai_segment *segment = block->segment;
     galloc_torch_stats *stats = &segment->pool->torch_stats;
-    int small = segment->block_pool->small;
+    int is_small = segment->block_pool->is_small;
     if (set == &segment->pool->mixed) {
-        gai_torch_move(&stats->active, small, 1, enters, 0);
-        gai_torch_move(&stats->active_bytes, small, block->bytes, enters, 0);
+        gai_torch_move(&stats->active, is_small, 1, enters, 0);
+        gai_torch_move(&stats->active_bytes, is_small, block->bytes, enters, 0);
     } else if (!gai_block_is_whole(block)) {
-        gai_torch_move(&stats->inactive_split, small, 1, enters, 1);
-        gai_torch_move(&stats->inactive_split_bytes, small, block->bytes, enters, 1);
+        gai_torch_move(&stats->inactive_split, is_small, 1, enters, 1);
+        gai_torch_move(&stats->inactive_split_bytes, is_small, block->bytes, enters, 1);
     }
 }
 
@@ -16749,29 +16750,29 @@ static void gai_torch_unfiled(const gai_set *set, const gai_block *block) { gai_
 static void gai_torch_count_used(galloc_pool *pool, const gai_block *block, int begins)
 {
     galloc_torch_stats *stats = &pool->torch_stats;
-    int small = block->segment->block_pool->small;
-    gai_torch_move(&stats->allocation, small, 1, begins, 1);
-    gai_torch_move(&stats->active, small, 1, begins, 1);
-    gai_torch_move(&stats->allocated_bytes, small, block->bytes, begins, 1);
-    gai_torch_move(&stats->active_bytes, small, block->bytes, begins, 1);
-    gai_torch_move(&stats->requested_bytes, small, (size_t)block->requested, begins, 1);
+    int is_small = block->segment->block_pool->is_small;
+    gai_torch_move(&stats->allocation, is_small, 1, begins, 1);
+    gai_torch_move(&stats->active, is_small, 1, begins, 1);
+    gai_torch_move(&stats->allocated_bytes, is_small, block->bytes, begins, 1);
+    gai_torch_move(&stats->active_bytes, is_small, block->bytes, begins, 1);
+    gai_torch_move(&stats->requested_bytes, is_small, (size_t)block->requested, begins, 1);
     if (gai_pool_is_oversize(pool, block->bytes)) gai_torch_move_one(&stats->oversize_allocations, 1, begins, 1);
 }
 
-static void gai_torch_change(galloc_torch_stat *stat, int small, size_t before, size_t now)
+static void gai_torch_change(galloc_torch_stat *stat, int is_small, size_t before, size_t now)
 {
-    gai_torch_move(stat, small, now > before ? now - before : before - now, now > before, 1);
+    gai_torch_move(stat, is_small, now > before ? now - before : before - now, now > before, 1);
 }
 
 /* Counts the new size of a used block in torch_stats. */
 static void gai_torch_count_resized(galloc_pool *pool, const gai_block *block, size_t bytes, size_t requested)
 {
     galloc_torch_stats *stats = &pool->torch_stats;
-    int small = block->segment->block_pool->small;
+    int is_small = block->segment->block_pool->is_small;
     int was = gai_pool_is_oversize(pool, bytes), is = gai_pool_is_oversize(pool, block->bytes);
-    gai_torch_change(&stats->allocated_bytes, small, bytes, block->bytes);
-    gai_torch_change(&stats->active_bytes, small, bytes, block->bytes);
-    gai_torch_change(&stats->requested_bytes, small, requested, (size_t)block->requested);
+    gai_torch_change(&stats->allocated_bytes, is_small, bytes, block->bytes);
+    gai_torch_change(&stats->active_bytes, is_small, bytes, block->bytes);
+    gai_torch_change(&stats->requested_bytes, is_small, requested, (size_t)block->requested);
     if (was != is) gai_torch_move_one(&stats->oversize_allocations, 1, is, 1);
 }
 
@@ -16823,7 +16824,7 @@ static int gai_is_small(const gai_params *params)
 /* May the streams of the block pool use the bytes of an incomplete mark without a wait? */
 static int gai_block_pool_allows(const gai_block_pool *block_pool, const gai_mark *mark)
 {
-    if (mark->stream->block_pool[block_pool->small] == block_pool) return 1;
+    if (mark->stream->block_pool[block_pool->is_small] == block_pool) return 1;
     return block_pool->stream && gai_stream_is_ordered(block_pool->stream, mark->stream);
 }
 
@@ -16918,12 +16919,12 @@ static void gai_block_pool_end(galloc_pool *pool, gai_block_pool *block_pool)
 }
 
 /* A new block pool without streams. NULL: no host memory. [lock] */
-static gai_block_pool *gai_block_pool_new(galloc_pool *pool, int small)
+static gai_block_pool *gai_block_pool_new(galloc_pool *pool, int is_small)
 {
     gai_block_pool *block_pool = (gai_block_pool *)GALLOC_MALLOC(sizeof *block_pool);
     if (!block_pool) return NULL;
     memset(block_pool, 0, sizeof *block_pool);
-    block_pool->small = small;
+    block_pool->is_small = is_small;
     block_pool->free.counted = 1;
     block_pool->next = pool->block_pools;
     pool->block_pools = block_pool;
@@ -16938,17 +16939,17 @@ static gai_block_pool *gai_block_pool_enter(gai_block_pool *block_pool, gai_stre
     block_pool->captured = stream->capture_id != 0;
     block_pool->stream = stream;
     block_pool->streams++;
-    stream->block_pool[block_pool->small] = block_pool;
+    stream->block_pool[block_pool->is_small] = block_pool;
     return block_pool;
 }
 
 static void gai_stream_leave_block_pools(galloc_pool *pool, gai_stream *stream)
 {
-    int small;
-    for (small = 0; small < 2; small++) {
-        gai_block_pool *block_pool = stream->block_pool[small];
+    int is_small;
+    for (is_small = 0; is_small < 2; is_small++) {
+        gai_block_pool *block_pool = stream->block_pool[is_small];
         if (!block_pool) continue;
-        stream->block_pool[small] = NULL;
+        stream->block_pool[is_small] = NULL;
         if (block_pool->stream == stream) block_pool->stream = NULL;
         block_pool->streams--;
         gai_block_pool_end(pool, block_pool);
@@ -16958,13 +16959,14 @@ static void gai_stream_leave_block_pools(galloc_pool *pool, gai_stream *stream)
 /* May a captured stream join the block pool of another capture of its group and stream? None may be there with which
    the new one shares no memory: two captures into one graph do not share, though both share with another graph of the
    group. Captures whose graph is gone do not count. */
-static int gai_block_pool_admits(const galloc_pool *pool, const gai_stream *with, const gai_stream *stream, int small)
+static int gai_block_pool_admits(const galloc_pool *pool, const gai_stream *with, const gai_stream *stream,
+                                 int is_small)
 {
     const gai_stream *other;
-    if (!with->block_pool[small] || !with->capture || with->key != stream->key ||
+    if (!with->block_pool[is_small] || !with->capture || with->key != stream->key ||
         !gai_captures_share(with->capture, stream->capture)) return 0;
     for (other = pool->streams; other; other = other->next)
-        if (other->block_pool[small] == with->block_pool[small] && other->capture &&
+        if (other->block_pool[is_small] == with->block_pool[is_small] && other->capture &&
             !gai_captures_share(other->capture, stream->capture)) return 0;
     return 1;
 }
@@ -16980,31 +16982,31 @@ static void gai_block_pool_serve(galloc_pool *pool, gai_block_pool *block_pool, 
 /* The block pool of a stream state for large or small blocks, or NULL. Captures of one group on the same stream share
    one; what the one may use of other streams' memory is not the other one's, so it is sorted for the stream that asks.
    Without a stream state: the one for memory reserved for no stream. [lock] */
-static gai_block_pool *gai_block_pool_of(galloc_pool *pool, gai_stream *stream, int small)
+static gai_block_pool *gai_block_pool_of(galloc_pool *pool, gai_stream *stream, int is_small)
 {
     gai_stream *other;
     gai_block_pool *block_pool = pool->block_pools;
     if (!stream) {
-        while (block_pool && (block_pool->streams || block_pool->captured || block_pool->small != small))
+        while (block_pool && (block_pool->streams || block_pool->captured || block_pool->is_small != is_small))
             block_pool = block_pool->next;
         return block_pool;
     }
-    gai_block_pool_serve(pool, stream->block_pool[small], stream);
-    if (stream->block_pool[small] || !stream->capture) return stream->block_pool[small];
+    gai_block_pool_serve(pool, stream->block_pool[is_small], stream);
+    if (stream->block_pool[is_small] || !stream->capture) return stream->block_pool[is_small];
     other = pool->streams;
-    while (other && !gai_block_pool_admits(pool, other, stream, small)) other = other->next;
+    while (other && !gai_block_pool_admits(pool, other, stream, is_small)) other = other->next;
     if (!other) return NULL;
-    block_pool = gai_block_pool_enter(other->block_pool[small], stream);
+    block_pool = gai_block_pool_enter(other->block_pool[is_small], stream);
     gai_block_pool_sort(pool, block_pool);
     return block_pool;
 }
 
 /* The same, created if it is missing. NULL: no host memory. [lock] */
-static gai_block_pool *gai_block_pool_for(galloc_pool *pool, gai_stream *stream, int small)
+static gai_block_pool *gai_block_pool_for(galloc_pool *pool, gai_stream *stream, int is_small)
 {
-    gai_block_pool *block_pool = gai_block_pool_of(pool, stream, small);
+    gai_block_pool *block_pool = gai_block_pool_of(pool, stream, is_small);
     if (block_pool) return block_pool;
-    block_pool = gai_block_pool_new(pool, small);
+    block_pool = gai_block_pool_new(pool, is_small);
     return stream ? gai_block_pool_enter(block_pool, stream) : block_pool;
 }
 
@@ -17015,8 +17017,8 @@ static void gai_segment_enter_block_pool(galloc_pool *pool, gai_segment *segment
     segment->block_pool = block_pool;
     segment->searches = pool->searches;
     block_pool->segments++;
-    gai_torch_move(&stats->segment, block_pool->small, 1, 1, 1);
-    gai_torch_move(&stats->reserved_bytes, block_pool->small, segment->bytes, 1, 1);
+    gai_torch_move(&stats->segment, block_pool->is_small, 1, 1, 1);
+    gai_torch_move(&stats->reserved_bytes, block_pool->is_small, segment->bytes, 1, 1);
     if (gai_pool_is_oversize(pool, segment->bytes)) gai_torch_move_one(&stats->oversize_segments, 1, 1, 1);
     stats->num_device_alloc++;
 }
@@ -17027,8 +17029,8 @@ static void gai_segment_leave_block_pool(galloc_pool *pool, gai_segment *segment
     galloc_torch_stats *stats = &pool->torch_stats;
     gai_block_pool *block_pool = segment->block_pool;
     if (!block_pool) return;
-    gai_torch_move(&stats->segment, block_pool->small, 1, 0, 0);
-    gai_torch_move(&stats->reserved_bytes, block_pool->small, segment->bytes, 0, 0);
+    gai_torch_move(&stats->segment, block_pool->is_small, 1, 0, 0);
+    gai_torch_move(&stats->reserved_bytes, block_pool->is_small, segment->bytes, 0, 0);
     if (gai_pool_is_oversize(pool, segment->bytes)) gai_torch_move_one(&stats->oversize_segments, 1, 0, 0);
     stats->num_device_free++;
     block_pool->segments--;
@@ -17094,7 +17096,7 @@ static gai_block *gai_pool_find_ownerless(const galloc_pool *pool, const gai_par
     const gai_block_pool *block_pool;
     gai_block *best = NULL, *block;
     for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
-        if (block_pool->streams || block_pool->small != gai_is_small(params)) continue;
+        if (block_pool->streams || block_pool->is_small != gai_is_small(params)) continue;
         for (block = gai_whole_from(block_pool->free.oldest); block; block = gai_whole_from(block->newer))
             if (gai_is_better(block, best) && gai_place(block->addr, block->addr + block->bytes, params)) best = block;
     }
@@ -17157,7 +17159,7 @@ static double gai_segment_age(const galloc_pool *pool, const gai_segment *segmen
 /* Returns whether free segments of the block pool are collected: large ones are, except those of graphs. */
 static int gai_block_pool_is_collected(const gai_block_pool *block_pool)
 {
-    return !block_pool->small && !block_pool->captured;
+    return !block_pool->is_small && !block_pool->captured;
 }
 
 /* The mean age of the segments that can be collected; 0: there are none. */
@@ -17464,26 +17466,26 @@ static int gai_check_block_pool(galloc_pool *pool, const gai_block_pool *block_p
     int broken = 0;
     memset(&found, 0, sizeof found);
     for (stream = pool->streams; stream; stream = stream->next)
-        streams += stream->block_pool[block_pool->small] == block_pool;
+        streams += stream->block_pool[block_pool->is_small] == block_pool;
     for (segment = pool->segments; segment; segment = segment->next) {
         segments += segment->block_pool == block_pool;
-        if (!segment->block_pool || segment->block_pool->small != block_pool->small) continue;
-        gai_torch_move(&found.segment, block_pool->small, 1, 1, 0);
-        gai_torch_move(&found.reserved_bytes, block_pool->small, segment->bytes, 1, 0);
+        if (!segment->block_pool || segment->block_pool->is_small != block_pool->is_small) continue;
+        gai_torch_move(&found.segment, block_pool->is_small, 1, 1, 0);
+        gai_torch_move(&found.reserved_bytes, block_pool->is_small, segment->bytes, 1, 0);
         for (block = segment->first; block; block = block->next) {
             if (block->kind == GAI_USED) {
-                gai_torch_move(&found.allocated_bytes, block_pool->small, block->bytes, 1, 0);
-                gai_torch_move(&found.allocation, block_pool->small, 1, 1, 0);
-                gai_torch_move(&found.requested_bytes, block_pool->small, (size_t)block->requested, 1, 0);
+                gai_torch_move(&found.allocated_bytes, block_pool->is_small, block->bytes, 1, 0);
+                gai_torch_move(&found.allocation, block_pool->is_small, 1, 1, 0);
+                gai_torch_move(&found.requested_bytes, block_pool->is_small, (size_t)block->requested, 1, 0);
             }
             if (block->kind != GAI_FREE || block->set == &pool->mixed || gai_block_is_whole(block)) continue;
-            gai_torch_move(&found.inactive_split, block_pool->small, 1, 1, 0);
-            gai_torch_move(&found.inactive_split_bytes, block_pool->small, block->bytes, 1, 0);
+            gai_torch_move(&found.inactive_split, block_pool->is_small, 1, 1, 0);
+            gai_torch_move(&found.inactive_split_bytes, block_pool->is_small, block->bytes, 1, 0);
         }
     }
 #define GAI_TORCH_DIFFERS(field)                                                                       \
-    (block_pool->small ? stats->field.small_pool.current != found.field.small_pool.current                   \
-                 : stats->field.large_pool.current != found.field.large_pool.current)
+    (block_pool->is_small ? stats->field.small_pool.current != found.field.small_pool.current          \
+                          : stats->field.large_pool.current != found.field.large_pool.current)
     broken += GAI_TORCH_DIFFERS(segment) + GAI_TORCH_DIFFERS(reserved_bytes) + GAI_TORCH_DIFFERS(allocation);
     broken += GAI_TORCH_DIFFERS(allocated_bytes) + GAI_TORCH_DIFFERS(requested_bytes);
     broken += GAI_TORCH_DIFFERS(inactive_split) + GAI_TORCH_DIFFERS(inactive_split_bytes);

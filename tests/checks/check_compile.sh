@@ -215,6 +215,7 @@ options() {
         -DGALLOC_MALLOC=malloc -DGALLOC_FREE=free $parts/main.c
     check with-statements-as-macros "$@" -include stdlib.h '-DGALLOC_ASSERT(c)=do { if (!(c)) abort(); } while (0)' \
         -DGALLOC_MALLOC=malloc '-DGALLOC_FREE(p)=do { free(p); } while (0)' $parts/main.c
+    check with-the-macros-of-windows "$@" -Dnear= -Dfar= -Dsmall=char -Dinterface=struct $parts/main.c
     check oldest-toolkit "$@" -DCUDART_VERSION=12000 $parts/main.c
     check toolkit-12-5 "$@" -DCUDART_VERSION=12050 $parts/main.c
     nvtx

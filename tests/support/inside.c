@@ -739,7 +739,7 @@ int inside_plan_is_best(galloc_pool *handle, unsigned long long id, size_t bytes
     params.bytes = params.requested = gai_up(bytes, GAI_UNIT);
     params.alignment = GAI_UNIT;
     params.stream = inside_find(handle, id);
-    params.far = far;
+    params.at_end = far;
     filter = gai_page_filter_for(&params);
     filter.may_wait = may_wait;
     gai_lock_on(&pool->lock);
