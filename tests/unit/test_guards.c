@@ -600,6 +600,27 @@ TEST(guards_do_not_break_another_streams_capture)
     finish();
 }
 
+/* Nor is an event recorded there for the guard of a block that may grow on another stream. */
+TEST(a_resize_does_not_break_another_streams_capture)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s = NULL;
+    galloc_pool *pool = pool_debug(GUARDS);
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamCreate(&s));
+    void *p = get_growable(pool, 1000, MIB(8), NULL);
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    OK(galloc_resize(p, 3000, NULL));
+    OK(galloc_resize(p, MIB(4), NULL));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    EXPECT_EQ(log_lines, 0);
+    OK(galloc_free(p, NULL));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* ---- resize ------------------------------------------------------------------------------------------------------ */
 
 TEST(a_resize_moves_the_guard)
