@@ -1123,6 +1123,54 @@ TEST(a_group_is_released_by_one_of_two_threads)
     finish();
 }
 
+static struct {
+    galloc_pool *pool;
+    pthread_t first, second;
+    int left; /* steps of the first until the second begins */
+    int begun, over;
+    cudaError_t error[2];
+} destroys;
+
+static void *destroy_as_second(void *unused)
+{
+    OK(cudaSetDevice(0));
+    destroys.error[1] = galloc_pool_destroy(destroys.pool);
+    __atomic_store_n(&destroys.over, 1, __ATOMIC_RELEASE);
+    return unused;
+}
+
+static void let_the_second_destroy(const char *function, int locks)
+{
+    (void)function;
+    if (locks || !pthread_equal(pthread_self(), destroys.first) || destroys.begun || destroys.left-- != 0) return;
+    destroys.begun = 1;
+    EXPECT_EQ(pthread_create(&destroys.second, NULL, destroy_as_second, NULL), 0);
+    for (int i = 0; i < 200 && !__atomic_load_n(&destroys.over, __ATOMIC_ACQUIRE); i++) usleep(100);
+}
+
+/* A thread is anywhere in galloc_pool_destroy when another one ends the same pool: neither waits for the other for ever,
+   and one of them ends it. */
+TEST(a_pool_is_destroyed_by_one_of_two_threads)
+{
+    for (int step = 0; !step || destroys.begun; step++) {
+        begin();
+        memset(&destroys, 0, sizeof destroys);
+        destroys.pool = pool_new(NULL);
+        destroys.first = pthread_self();
+        destroys.left = step;
+        inside_on_step = let_the_second_destroy;
+        destroys.error[0] = galloc_pool_destroy(destroys.pool);
+        if (destroys.begun) EXPECT_EQ(pthread_join(destroys.second, NULL), 0);
+        inside_on_step = NULL;
+        for (int i = 0; destroys.begun && i < 2; i++)
+            EXPECT(is_one_of(destroys.error[i], cudaErrorNotPermitted, cudaSuccess) ||
+                   destroys.error[i] == cudaErrorInvalidResourceHandle);
+        if (destroys.begun) EXPECT_EQ((destroys.error[0] == cudaSuccess) + (destroys.error[1] == cudaSuccess), 1);
+        finish();
+        EXPECT(step < 200);
+    }
+}
+
 /* That a pool is used by others while it ends is the program's mistake, and costs it an error, no more. */
 TEST(calls_come_late_to_a_pool_that_ends)
 {
