@@ -1648,6 +1648,31 @@ TEST(callbacks_are_set_beside_the_new_ones)
     finish();
 }
 
+/* A pool whose end fails at any call of the driver has told of what is unmapped, and of the rest at the next attempt. */
+TEST(an_end_that_fails_tells_of_each_mapping)
+{
+    for (int nth = 1, fired = 1; fired; nth++) {
+        map m;
+        map_start(&m, 0, MIB(64));
+        OK(galloc_free(get(m.pool, MIB(4), m.s), m.s));
+        sim_run(-1);
+        sim_fail(NULL, nth, 0, cudaErrorUnknown);
+        cudaError_t error = galloc_pool_destroy(m.pool);
+        fired = sim_failed() > 0;
+        sim_fail_clear();
+        expect_told(&m);
+        if (error) {
+            EXPECT(inside_unlocked(m.pool));
+            pool_end(m.pool);
+        }
+        EXPECT_EQ(m.n, 0);
+        EXPECT(m.maps > 0 && m.maps == m.unmaps);
+        stream_end(m.s);
+        finish();
+        EXPECT(nth < 100);
+    }
+}
+
 /* What the driver refuses in the middle is never told of, or told of to the end. */
 TEST(mappings_that_fail_are_not_told_of)
 {
