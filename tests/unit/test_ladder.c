@@ -1648,7 +1648,7 @@ TEST(callbacks_are_set_beside_the_new_ones)
     finish();
 }
 
-/* A pool whose end fails at any call of the driver has told of what is unmapped, and of the rest at the next attempt. */
+/* A pool whose end fails at any call of the driver tells of each mapping once, of some at the next attempt. */
 TEST(an_end_that_fails_tells_of_each_mapping)
 {
     for (int nth = 1, fired = 1; fired; nth++) {
