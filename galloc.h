@@ -13599,13 +13599,18 @@ static void gai_job_run(gai_job *job)
 /* After a sticky error the pool refuses allocations until the context has been replaced. */
 static cudaError_t gai_pool_refuses(galloc_pool *pool)
 {
+    enum gai_health health;
     unsigned long long known;
     uint64_t broken;
+    CUresult result;
     gai_lock_on(&pool->lock);
     broken = pool->broken;
     known = pool->context_id;
     gai_lock_off(&pool->lock);
-    if (!broken || gai_context_health(pool->context, known) == GAI_DEAD) return cudaSuccess;
+    if (!broken) return cudaSuccess;
+    result = gai_context_look(pool->context, known, &health);
+    if (health == GAI_DEAD) return cudaSuccess;
+    if (gai_is_driver_gone(result)) return gai_driver_failed(result, "cuCtxGetId");
     return gai_fail((cudaError_t)(int)broken, "the pool of device %d refuses requests after: %s", pool->config.device,
                     cudaGetErrorString((cudaError_t)(int)broken));
 }

@@ -1748,6 +1748,32 @@ TEST(a_sticky_error_of_the_wait_for_a_request_closes_the_pool)
     finish();
 }
 
+/* The end of the driver is known also to a pool whose context had an error before. */
+TEST(the_driver_goes_after_an_error)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    CUcontext context = NULL;
+    void *p = get(pool, MIB(8), s), *q = get(pool, MIB(8), s), *none = NULL;
+    OK(galloc_free(get(pool, 512, t), t));
+    inside_ask_for_event(pool, stream_id(s));
+    EXPECT_EQ(cuCtxGetCurrent(&context), CUDA_SUCCESS);
+    sim_context_fail(context, cudaErrorIllegalAddress);
+    FAILS(galloc_pool_reserve(pool, MIB(100)), cudaErrorIllegalAddress);
+    FAILS(galloc_pool_malloc(pool, &none, MIB(100), s), cudaErrorIllegalAddress);
+    sim_driver_exit();
+    log_lines = 0;
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    FAILS(galloc_pool_malloc(pool, &none, MIB(100), s), cudaErrorCudartUnloading);
+    FAILS(galloc_pool_reserve(pool, MIB(100)), cudaErrorCudartUnloading);
+    OK(galloc_pool_destroy(pool));
+    OK(galloc_shutdown());
+    EXPECT_EQ(sim_malloc_live(), 0);
+    sim_stop();
+}
+
 static CUcontext refusing; /* returns `refused_with` from the next cuMemCreate on */
 static int refused_with;
 
