@@ -1148,8 +1148,8 @@ static void let_the_second_destroy(const char *function, int locks)
     for (int i = 0; i < 200 && !__atomic_load_n(&destroys.over, __ATOMIC_ACQUIRE); i++) usleep(100);
 }
 
-/* A thread is anywhere in galloc_pool_destroy when another one ends the same pool: one of them ends it, and neither waits
-   for the other for ever. */
+/* A thread is anywhere in galloc_pool_destroy when another one ends the same pool: one of them ends it, and none waits
+   for ever. */
 TEST(a_pool_is_destroyed_by_one_of_two_threads)
 {
     for (int step = 0; !step || destroys.begun; step++) {
