@@ -16,7 +16,7 @@
 enum { TOLD = 20 }; /* so many different findings are printed */
 enum { FINDINGS_FAIL, FINDINGS_PRINT, FINDINGS_IGNORE };
 
-static int findings = FINDINGS_FAIL;
+static int findings = FINDINGS_FAIL, leaks_wanted; /* leaks_wanted: 0 or 1 */
 static pid_t owner; /* a child that was forked reports nothing */
 
 /* ---- the environment -------------------------------------------------------------------------------------------- */
@@ -59,7 +59,7 @@ static unsigned long long number(const char *name, unsigned long long normally, 
 
 static sim_options options(void) {
     static const char *const modes[] = {"ledger", "backed", NULL}, *const paces[] = {"random", "still", "prompt", NULL};
-    static const char *const what[] = {"fail", "print", "ignore", NULL};
+    static const char *const what[] = {"fail", "print", "ignore", NULL}, *const switched[] = {"0", "1", NULL};
     sim_options o = sim_defaults();
     o.mode = choice("SIM_MODE", modes, SIM_BACKED, "backed or ledger");
     bool backed = o.mode == SIM_BACKED;
@@ -72,6 +72,7 @@ static sim_options options(void) {
     o.seed = number("SIM_SEED", 1, 0, ~0ull, "a number");
     o.pace = choice("SIM_PACE", paces, 0, "random, still or prompt") - 1;
     findings = choice("SIM_FINDINGS", what, FINDINGS_FAIL, "fail, print or ignore");
+    leaks_wanted = choice("SIM_LEAKS", switched, 0, "0 or 1");
     return o;
 }
 
@@ -119,8 +120,7 @@ static void print_findings(void) {
 
 static void print_leaks(void) {
     char text[256];
-    const char *wanted = getenv("SIM_LEAKS");
-    if (wanted && *wanted && strcmp(wanted, "0") && sim_leaks(text, sizeof text))
+    if (leaks_wanted && sim_leaks(text, sizeof text))
         fprintf(stderr, "sim: note: never given back: %s", text);
 }
 
