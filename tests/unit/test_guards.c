@@ -253,8 +253,12 @@ TEST(a_damaged_block_has_its_tag_its_name_and_its_callers)
     expect_said("tag 4294967295 (weights)");
     snprintf(at, sizeof at, "stream %llu: 3 bytes, the first 0 behind", stream_id(s));
     expect_said(at);
-    expect_said("; allocated by ");
-    expect_said("; freed by ");
+    const char *allocated = strstr(log_text, "; allocated by "), *freed = strstr(log_text, "; freed by ");
+    if (EXPECT(allocated && freed && allocated < freed)) {
+        int frames = 0; /* three of each stack */
+        for (const char *next = allocated; (next = strstr(next, " < ")) != NULL; next++) frames += next < freed ? 1 : 10;
+        EXPECT_EQ(frames, 22);
+    }
     OK(galloc_tag_name(5, NULL));
     pool_end(pool);
     stream_end(s);
