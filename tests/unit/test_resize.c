@@ -2415,6 +2415,41 @@ TEST(a_resize_on_another_stream_without_host_memory_changes_nothing)
     finish();
 }
 
+/* A block that many streams use shrinks, or without host memory for the marks of all of them nothing changes. */
+TEST(a_block_of_many_streams_shrinks_or_stays_without_host_memory)
+{
+    enum { USERS = 12 };
+    int failures = 0, error = 1;
+    for (size_t spare = 0; error && spare < 200; spare++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t[USERS];
+        galloc_pool *pool = pool_limited(MIB(2));
+        void *p = get_used(pool, MIB(1), s, 1), *rest;
+        for (int i = 0; i < USERS; i++) {
+            t[i] = stream_new();
+            order(i ? t[i - 1] : s, t[i]);
+            put(t[i], p, MIB(1), 2);
+            OK(galloc_record_stream(p, t[i]));
+        }
+        order(t[USERS - 1], s);
+        EXPECT(inside_leave_marks(pool, spare));
+        sim_fail_malloc(1, 1);
+        error = galloc_resize(p, KIB(4), s);
+        sim_fail_clear();
+        failures += error != cudaSuccess;
+        if (error) EXPECT_EQ(error, cudaErrorMemoryAllocation);
+        EXPECT_EQ(info_of(p).requested, error ? MIB(1) : KIB(4));
+        expect_healthy(pool, 1);
+        if (error) OK(galloc_resize(p, KIB(4), s));
+        rest = get_used(pool, MIB(1), t[0], 3);
+        OK(galloc_free(rest, t[0]));
+        OK(galloc_free(p, s));
+        pool_end(pool);
+        finish();
+    }
+    EXPECT(failures > 1 && !error);
+}
+
 /* Without host memory the pages of a freed room that cannot be kept for the next room are free memory. */
 TEST(a_room_is_freed_without_host_memory)
 {
