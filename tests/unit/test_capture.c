@@ -3143,6 +3143,45 @@ TEST(memory_freed_at_an_earlier_place_serves_who_follows_that)
     end_with_capture(pool, s, t, q);
 }
 
+/* What another thread frees on the captured stream before the nth look into the capture. */
+static struct {
+    cudaStream_t s;
+    void *p;
+    int looks;
+} overtaking;
+
+static void overtake(const char *function)
+{
+    if (!overtaking.looks || strcmp(function, "cuStreamGetCaptureInfo") || --overtaking.looks) return;
+    OK(galloc_free(overtaking.p, overtaking.s));
+}
+
+/* Two threads free on a captured stream, the second one in the middle of the first one's call: a stream that the graph
+   orders after both has the memory of both. */
+TEST(frees_on_a_captured_stream_may_overtake_each_other)
+{
+    int overtaken = 1;
+    for (int look = 1; overtaken; look++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_limited(MIB(8));
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        void *p = get_used(pool, MIB(4), s, 1), *q = get_used(pool, MIB(4), s, 2);
+        overtaking.s = s;
+        overtaking.p = q;
+        overtaking.looks = look;
+        sim_hook(overtake, NULL);
+        OK(galloc_free(p, s));
+        sim_hook(NULL, NULL);
+        overtaken = !overtaking.looks;
+        EXPECT(overtaken || look > 2);
+        if (!overtaken) OK(galloc_free(q, s));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        order(s, t);
+        end_with_capture(pool, s, t, get_used(pool, MIB(8), t, 3));
+    }
+}
+
 /* throw_on_cudamalloc_oom leaves out steps that wait or give memory back. To follow the graph's order does neither. */
 TEST(a_request_that_is_not_to_wait_follows_the_graph)
 {
