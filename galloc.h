@@ -12380,7 +12380,7 @@ static int gai_job_may_follow(const gai_job *job)
 static void gai_job_note_followed(gai_job *job, const gai_walk *walk)
 {
     gai_stream *stream, *own = job->params.stream;
-    for (stream = own->capture ? job->pool->streams : NULL; stream; stream = stream->next) {
+    for (stream = job->pool->streams; stream; stream = stream->next) {
         const gai_graph_position *position = gai_stream_ahead(stream, own);
         gai_wait *wait;
         /* Up to the newest position that the walk reached. */
