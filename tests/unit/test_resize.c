@@ -2893,4 +2893,25 @@ TEST(blocks_grow_on_a_device_of_large_pages)
     }
 }
 
+/* A block that changes its size within its memory needs no page, so another call may change pages meanwhile. */
+TEST(a_resize_within_its_memory_waits_for_no_call_that_changes_pages)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get_growable(pool, MIB(1), MIB(64), s), *q = get(pool, MIB(4), s);
+    OK(galloc_free(q, s));
+    alarm(20);
+    inside_hold_paging(pool, 1);
+    OK(galloc_resize(p, MIB(2), s));
+    OK(galloc_resize(p, KIB(100), s));
+    OK(galloc_resize(p, MIB(1), s));
+    inside_hold_paging(pool, 0);
+    alarm(0);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST_MAIN()
