@@ -298,6 +298,32 @@ TEST(a_free_waits_for_a_noted_use_on_the_legacy_stream)
     }
 }
 
+/* But nothing waits for the legacy stream without need: galloc has the memory of cudaMalloc at once, and a noted use is
+   waited for on the stream of the free alone. */
+TEST(work_on_the_legacy_stream_holds_up_nothing_else)
+{
+    start();
+    int done = 0;
+    galloc_config config = galloc_config_default();
+    config.backend = GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
+    galloc_pool *beside = pool_new(&config); /* its memory the driver would allocate in order */
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *p = alloc(MIB(1)), *q;
+    OK(sim_launch_call(cudaStreamLegacy, NULL, 0, note_end, &done));
+    q = alloc(MIB(1));
+    EXPECT_EQ(done, 0);
+    put(t, q, MIB(1), 1);
+    OK(galloc_record_stream(q, t));
+    OK(cudaFreeAsync(q, s));
+    EXPECT_EQ(done, 0);
+    OK(cudaFree(p));
+    EXPECT_EQ(done, 1);
+    pool_end(beside);
+    stream_end(s);
+    stream_end(t);
+    no_findings();
+}
+
 /* So are such uses in several contexts, all of them. */
 TEST(a_free_waits_for_noted_uses_on_each_legacy_stream)
 {
