@@ -1239,6 +1239,7 @@ static int drop(void *user, const void *data, size_t bytes)
     X(galloc_graph_begin, gone, galloc_graph_begin(&(galloc_graph *){NULL}, v->pool, v->stream))                       \
     X(galloc_pool_create, gone, galloc_pool_create(&got_pool, NULL))                                                   \
     X(galloc_pool_default, gone, galloc_pool_default(&got_pool, 1))                                                    \
+    X(galloc_pool_default, gone, galloc_pool_default(&got_pool, -1))                                                   \
     X(galloc_pool_reserve, v->config.backend ? cudaErrorNotSupported : gone, galloc_pool_reserve(v->pool, 512))        \
     X(galloc_pool_set_callbacks, gone, galloc_pool_set_callbacks(v->pool, NULL))                                       \
     X(galloc_free, cudaSuccess, galloc_free(v->block, v->stream))                                                      \
