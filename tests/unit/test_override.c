@@ -397,6 +397,39 @@ TEST(a_noted_use_on_the_legacy_stream_that_cannot_be_waited_for)
     }
 }
 
+/* Or that of a context that cannot be entered: the free fails, and the current context stays. */
+TEST(a_noted_use_on_the_legacy_stream_of_a_context_that_cannot_be_entered)
+{
+    start();
+    int failures = 0;
+    cudaStream_t s = stream_new();
+    CUcontext own = NULL, other = NULL, now = NULL;
+    void *p = alloc(MIB(1));
+    OK(cuCtxGetCurrent(&own));
+    OK(cuCtxCreate(&other, NULL, 0, 0));
+    for (int nth = 1, fired = 1; fired; nth++) {
+        OK(cuCtxSetCurrent(other));
+        OK(galloc_record_stream(p, cudaStreamLegacy));
+        OK(cuCtxSetCurrent(own));
+        sim_fail("cuCtxPushCurrent", nth, 0, cudaErrorUnknown);
+        cudaError_t error = cudaFreeAsync(p, s);
+        fired = sim_failed() > 0;
+        sim_fail_clear();
+        OK(cuCtxGetCurrent(&now));
+        EXPECT(now == own);
+        if (error) EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+        failures += error != cudaSuccess;
+        if (!error) p = alloc(MIB(1));
+        EXPECT(nth < 20);
+    }
+    EXPECT(failures > 0);
+    OK(cudaFree(p));
+    OK(cuCtxDestroy(other));
+    OK(cuCtxSetCurrent(own));
+    stream_end(s);
+    no_findings();
+}
+
 /* In CUDA, that is the order of a blocking stream's operations, also of one that has had none so far. */
 TEST(a_free_on_a_blocking_stream_comes_after_the_legacy_streams_work)
 {
