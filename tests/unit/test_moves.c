@@ -1448,6 +1448,38 @@ TEST(pages_return_after_a_return_that_the_host_had_no_memory_for)
     finish();
 }
 
+/* A page is to return from the middle of free memory where no block has begun so far, and the host lacks memory. */
+TEST(a_page_from_where_no_block_began_returns_as_the_host_has_memory)
+{
+    int failed = 1;
+    for (int nth = 1; failed; nth++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_limited(7 * PAGE);
+        void *first = get(pool, 2 * PAGE, s), *second = get(pool, 3 * PAGE / 2, s), *p = NULL;
+        OK(galloc_free(first, s));
+        void *third = get(pool, 3 * PAGE, s), *wall = get(pool, PAGE + KIB(48), s);
+        OK(galloc_free(third, s));
+        void *before = get(pool, PAGE + KIB(24), s);
+        OK(galloc_free(second, s));
+        uint64_t moves = stats_of(pool).moves;
+        sim_fail_malloc(nth, 0);
+        if (galloc_pool_malloc(pool, &p, 2 * PAGE, s)) p = NULL;
+        failed = sim_failed_mallocs() > 0;
+        sim_fail_malloc(0, 0);
+        expect_healthy(pool, 1);
+        if (!p) p = get(pool, 2 * PAGE, s);
+        EXPECT(stats_of(pool).moves > moves);
+        put(s, p, 2 * PAGE, 1);
+        expect_healthy(pool, 1);
+        OK(galloc_free(p, s));
+        OK(galloc_free(before, s));
+        OK(galloc_free(wall, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* The same where a block has begun at each page before: only descriptors are missing, of blocks or of marks. */
 TEST(pages_return_after_a_return_that_lacked_descriptors)
 {
