@@ -453,9 +453,12 @@ static void inside_spoil_blocks(inside_words *words, gai_segment *segment)
     WORD(words, segment->bytes, GAI_UNIT);
     WORD(words, segment->addr, GAI_UNIT);
     WORD(words, segment->pool, 16);
+    if (segment->next) WORD(words, segment->next->prev, 16);
+    if (segment->first->kind == GAI_USED) WORD(words, segment->first->prev, 16);
     for (block = segment->first; block; block = block->next) {
         gai_mark *mark;
-        if (block->kind == GAI_USED) WORD(words, block->requested, 1);
+        /* The program has it; 16 is what `lent` of another is spoiled to. */
+        if ((uintptr_t)gai_load_pointer(&block->lent) > 16) WORD(words, block->requested, 1);
         if (block->kind == GAI_USED && !segment->pool->variant.check_block) WORD(words, block->slot, 1);
         if (gai_block_is_free(block)) WORD(words, block->room, GAI_UNIT);
         if (gai_block_is_free(block)) WORD(words, block->lent, 16);
@@ -467,6 +470,7 @@ static void inside_spoil_blocks(inside_words *words, gai_segment *segment)
         if (gai_block_is_free(block) || block->kind == GAI_HOLE) WORD(words, block->prev_bin, 16);
         WORD(words, block->segment, 16);
         WORD(words, block->pool, 16);
+        if (gai_block_is_mapped(block)) WORD(words, block->map_entry, sizeof *block->map_entry);
         for (mark = block->marks; mark; mark = mark->next) WORD(words, mark->begin, FAR);
         for (mark = block->marks; mark; mark = mark->next) WORD(words, mark->end, FAR);
     }
@@ -480,6 +484,8 @@ static void inside_spoil_mappings(inside_words *words, galloc_pool *pool)
         if (!mapping) continue;
         WORD(words, mapping->bytes, GAI_UNIT);
         WORD(words, mapping->rank, 1);
+        WORD(words, mapping->addr, GAI_UNIT);
+        if (!mapping->block) WORD(words, mapping->segment, 16);
         WORD(words, mapping->pool, 16);
         if (mapping->block) WORD(words, mapping->older, 16);
         if (mapping->block && mapping->page->current == mapping) WORD(words, mapping->older_parked, 16);
@@ -519,6 +525,7 @@ static void inside_spoil_stream(inside_words *words, gai_stream *stream)
     if (stream->cache.open) WORD(words, stream->retired, 1);
     if (stream->cache.open) WORD(words, cache->open, FAR);
     if (stream->capture) WORD(words, stream->due, 1);
+    if (stream->capture) WORD(words, stream->capture, 16);
     WORD(words, cache->blocks, 1);
     WORD(words, cache->bytes, GAI_UNIT);
     WORD(words, cache->unconfirmed_blocks, 1);
@@ -531,6 +538,8 @@ static void inside_spoil_stream(inside_words *words, gai_stream *stream)
     inside_spoil_cached(words, cache->unconfirmed);
     for (i = 0; i < GAI_CACHE_BINS; i++)
         if (cache->filled >> i & 1) inside_spoil_cached(words, cache->bins[i].first);
+    for (i = 0; i < GAI_CACHE_BINS; i++)
+        if (cache->filled >> i & 1) WORD(words, cache->bins[i].bytes, GAI_UNIT);
     for (event = stream->recorded; event; event = event->next) WORD(words, event->epoch, FAR);
     for (wait = stream->waits; wait; wait = wait->next) WORD(words, wait->epoch, FAR);
     for (position = stream->positions; position; position = position->older) WORD(words, position->epoch, FAR);
@@ -1010,6 +1019,18 @@ void inside_reserve_give(galloc_pool *pool)
 void *inside_wait_take(galloc_pool *pool) { return gai_slab_has(&pool->waits, 1) ? gai_slab_take(&pool->waits) : NULL; }
 
 void inside_wait_give(galloc_pool *pool, void *wait) { gai_slab_give(&pool->waits, wait); }
+
+int inside_misfile(void *p, size_t bytes)
+{
+    gai_block *block = gai_block_at((uintptr_t)p);
+    size_t own = block->bytes;
+    if (!block->set) return 0;
+    gai_bin_remove(block->set, block);
+    if (bytes) block->bytes = bytes;
+    gai_bin_insert(block->set, block);
+    block->bytes = own;
+    return 1;
+}
 
 int inside_swap_bins(void *p, void *q)
 {

@@ -184,6 +184,7 @@ size_t inside_reserve_take(galloc_pool *pool); /* takes those that are promised 
 void inside_reserve_give(galloc_pool *pool);   /* gives them back */
 void *inside_wait_take(galloc_pool *pool);
 void inside_wait_give(galloc_pool *pool, void *wait);
+int inside_misfile(void *p, size_t bytes); /* puts a free block into the bin of another size; or 0: back */
 int inside_swap_bins(void *p, void *q); /* puts each of two free blocks into the other's bin; or back */
 
 #endif

@@ -1070,6 +1070,26 @@ TEST(the_check_sees_each_word_of_a_pool)
     finish();
 }
 
+TEST(the_check_sees_each_word_of_caches_and_segments)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        begin_still();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_expandable(!fixed);
+        void *p[8], *large = get(pool, MIB(30), s);
+        for (int i = 0; i < 8; i++) p[i] = get(pool, i % 2 ? 1000 : 5000, s);
+        for (int i = 0; i < 8; i++) OK(galloc_free(p[i], s));
+        for (int i = 0; i < 2; i++) p[i] = get(pool, i % 2 ? 1000 : 5000, s);
+        for (int i = 0; i < 2; i++) OK(galloc_free(p[i], s));
+        EXPECT(inside_stream_of(pool, stream_id(s)).blocks > inside_stream_of(pool, stream_id(s)).fresh_blocks);
+        expect_the_check_sees_all(pool);
+        OK(galloc_free(large, s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 TEST(the_check_sees_each_word_of_a_wait)
 {
     begin_still();

@@ -528,4 +528,29 @@ TEST(bins_that_have_each_others_block_are_found)
     finish();
 }
 
+/* Blocks of twice the size are in another row, those of the next sizes in another column. */
+TEST(a_block_in_the_bin_of_another_size_is_found)
+{
+    static const size_t others[] = {KIB(256), KIB(576)};
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.lane_bytes = 0;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, KIB(512), s), *a = get(pool, 1000, s), *larger = get(pool, MIB(1), s), *b = get(pool, 1000, s);
+    OK(galloc_free(p, s));
+    OK(galloc_free(larger, s));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    for (int i = 0; i < 2; i++) {
+        EXPECT(inside_misfile(p, others[i]));
+        EXPECT(galloc_pool_check(pool) > 0);
+        EXPECT(inside_misfile(p, 0));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+    }
+    OK(galloc_free(a, s));
+    OK(galloc_free(b, s));
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()
