@@ -587,6 +587,7 @@ static void inside_spoil_stats(inside_words *words, galloc_stats *stats)
 static void inside_spoil_pool(inside_words *words, galloc_pool *pool)
 {
     galloc_graph *graph;
+    size_t i;
     WORD(words, pool->stream_count, 1);
     WORD(words, pool->lost, 1);
     WORD(words, pool->outside, GAI_UNIT);
@@ -610,6 +611,8 @@ static void inside_spoil_pool(inside_words *words, galloc_pool *pool)
     WORD(words, pool->guards.kept_live, 1);
     WORD(words, pool->guards.pending, 1);
     if (pool->guards.kept > 1) WORD(words, pool->guards.newest, 16);
+    for (i = 0; pool->guards.checks && i < GAI_CHECKS; i++)
+        if (pool->guards.checks[i].stream) WORD(words, pool->guards.checks[i].epoch, (uint64_t)1 << 40);
     for (graph = pool->graphs; graph; graph = graph->next) WORD(words, graph->captures, 1);
 }
 

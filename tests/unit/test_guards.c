@@ -4047,4 +4047,21 @@ TEST(damage_at_the_edges_of_both_ends_is_named_by_its_place)
     }
 }
 
+/* Checks that are under way, and blocks in quarantine. */
+TEST(the_check_sees_each_word_of_guards)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.debug = GUARDS | QUARANTINE;
+    config.quarantine_bytes = KIB(64);
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < 3; i++) OK(galloc_free(get_used(pool, 1000, s, 1), s));
+    expect_the_check_sees_all(pool);
+    sim_run(-1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST_MAIN()
