@@ -598,6 +598,7 @@ static void inside_spoil_pool(inside_words *words, galloc_pool *pool)
     WORD(words, pool->kept, GAI_UNIT);
     WORD(words, pool->taken, GAI_UNIT);
     WORD(words, pool->budget->most, ~(uint64_t)0);
+    WORD(words, pool->config.device_limit, (uint64_t)1 << 63); /* below the limit, if that is SIZE_MAX */
     WORD(words, pool->tuning.decided, 1 << 20);
     WORD(words, pool->caches_off, 4);
     WORD(words, pool->caches_off, 8);
