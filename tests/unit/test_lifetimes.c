@@ -1124,6 +1124,55 @@ TEST(a_group_is_released_by_one_of_two_threads)
 }
 
 static struct {
+    galloc_graph *group;
+    cudaStream_t stream;
+    int left, over; /* steps until another call ends the group; it has done so */
+    cudaError_t error;
+} other_end;
+
+static void end_the_group(const char *function, int locks)
+{
+    (void)function;
+    if (locks || other_end.left-- != 0) return;
+    inside_on_step = NULL;
+    other_end.over = 1;
+    (void)galloc_graph_end(other_end.group);
+    other_end.error = galloc_graph_release(other_end.group, other_end.stream);
+}
+
+/* A group ends while another call, which ends a capture or the group, has found it and is about to use it. */
+TEST(a_group_ends_in_the_middle_of_another_call)
+{
+    for (int release = 0; release < 2; release++) {
+        int gone = 0, over = 1;
+        for (int step = 0; over; step++) {
+            begin();
+            memset(&other_end, 0, sizeof other_end);
+            cudaStream_t s = other_end.stream = stream_new();
+            galloc_pool *pool = pool_new(NULL);
+            OK(galloc_graph_begin(&other_end.group, pool, s));
+            if (release) OK(galloc_graph_end(other_end.group));
+            other_end.left = step;
+            inside_on_step = end_the_group;
+            cudaError_t error = release ? galloc_graph_release(other_end.group, GALLOC_NO_STREAM)
+                                        : galloc_graph_end(other_end.group);
+            inside_on_step = NULL;
+            over = other_end.over;
+            EXPECT(is_one_of(error, cudaErrorInvalidResourceHandle, cudaSuccess));
+            EXPECT(is_one_of(other_end.error, cudaErrorInvalidResourceHandle, cudaSuccess));
+            if (over) EXPECT_EQ((release && !error) + (other_end.error == cudaSuccess), 1);
+            if (!over && !release) OK(galloc_graph_release(other_end.group, s));
+            gone += over && error;
+            pool_end(pool);
+            stream_end(s);
+            finish();
+            EXPECT(step < 100);
+        }
+        EXPECT(gone > 1);
+    }
+}
+
+static struct {
     galloc_pool *pool;
     pthread_t first, second;
     int left; /* steps of the first until the second begins */
