@@ -460,6 +460,8 @@ static void inside_spoil_blocks(inside_words *words, gai_segment *segment)
         /* The program has it; 16 is what `lent` of another is spoiled to. */
         if ((uintptr_t)gai_load_pointer(&block->lent) > 16) WORD(words, block->requested, 1);
         if (block->kind == GAI_USED && !segment->pool->variant.check_block) WORD(words, block->slot, 1);
+        if (block->kind == GAI_FREE && segment->pool->config.strategy == GALLOC_STRATEGY_POOLED)
+            WORD(words, block->slot, 1);
         if (gai_block_is_free(block)) WORD(words, block->room, GAI_UNIT);
         if (gai_block_is_free(block)) WORD(words, block->lent, 16);
         if (gai_block_is_free(block)) WORD(words, block->row, 1);

@@ -657,4 +657,20 @@ TEST(idle_slots_are_collected)
     finish();
 }
 
+/* Slots in use and free ones, in the stream's cache and not, and free memory beside them. */
+TEST(the_check_sees_each_word_of_slots)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pooled_new(GIB(1));
+    void *p[8];
+    for (int i = 0; i < 8; i++) p[i] = get(pool, i % 2 ? 1000 : 5000, s);
+    for (int i = 2; i < 8; i++) OK(galloc_free(p[i], s));
+    expect_the_check_sees_all(pool);
+    for (int i = 0; i < 2; i++) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST_MAIN()
