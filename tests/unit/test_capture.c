@@ -1339,6 +1339,54 @@ TEST(a_joined_stream_reuses_what_the_other_freed)
     }
 }
 
+static struct {
+    void *block;
+    cudaStream_t stream;
+    int calls; /* that come first */
+} freed_meanwhile;
+
+static void free_meanwhile(const char *function)
+{
+    void *block = freed_meanwhile.block;
+    if (!block || strcmp(function, "cuStreamGetCaptureInfo") || freed_meanwhile.calls-- > 0) return;
+    freed_meanwhile.block = NULL;
+    OK(galloc_free(block, freed_meanwhile.stream));
+}
+
+/* Two frees on a captured stream at once, the later one faster: a stream that is joined then reuses the memory of both. */
+TEST(a_joined_stream_reuses_what_two_frees_at_once_leave)
+{
+    int calls = 0, reached = 1;
+    for (; reached && EXPECT(calls < 20); calls++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_of(0, MIB(8));
+        capture_begin(s);
+        void *p = get_used(pool, MIB(4), s, 1), *q = get_used(pool, MIB(4), s, 2);
+        freed_meanwhile.block = q;
+        freed_meanwhile.stream = s;
+        freed_meanwhile.calls = calls;
+        sim_hook(free_meanwhile, NULL);
+        OK(galloc_free(p, s));
+        sim_hook(NULL, NULL);
+        reached = !freed_meanwhile.block;
+        if (!reached) OK(galloc_free(q, s));
+        order(s, t);
+        void *one = get_used(pool, MIB(4), t, 3), *other = get_used(pool, MIB(4), t, 4);
+        OK(galloc_free(one, t));
+        OK(galloc_free(other, t));
+        order(t, s);
+        cudaGraphExec_t exec = capture_ready(s);
+        launch(exec, s);
+        sim_run(-1);
+        exec_end(exec);
+        expect_free_for_all(pool, MIB(8), s);
+        pool_end(pool);
+        finish();
+    }
+    EXPECT(calls > 1);
+}
+
 TEST(a_part_of_a_stream_that_is_joined_is_not_all_of_it)
 {
     for (int fixed = 0; fixed < 2; fixed++) {
