@@ -3230,6 +3230,40 @@ TEST(frees_on_a_captured_stream_may_overtake_each_other)
     }
 }
 
+/* The stream on which another capture begins before the nth look into the first one. */
+static struct {
+    cudaStream_t s;
+    int looks;
+} replaced;
+
+static void replace_the_capture(const char *function)
+{
+    if (!replaced.looks || strcmp(function, "cuStreamGetCaptureInfo") || --replaced.looks) return;
+    OK(cudaGraphDestroy(capture_end(replaced.s)));
+    OK(cudaStreamBeginCapture(replaced.s, cudaStreamCaptureModeRelaxed));
+}
+
+/* Another thread ends the capture and begins one before the pool has noted the first: that one's request is refused. */
+TEST(a_request_gets_no_memory_of_the_next_capture)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_limited(MIB(8));
+    void *p = NULL;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    replaced.s = s;
+    replaced.looks = 2;
+    sim_hook(replace_the_capture, NULL);
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(4), s), cudaErrorStreamCaptureInvalidated);
+    sim_hook(NULL, NULL);
+    EXPECT(!replaced.looks && !p);
+    (void)pass(pool, MIB(8), s, 1); /* memory of the graph that is captured now */
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    exec_end(capture_ready(s));
+    pool_end(pool);
+    finish();
+}
+
 /* throw_on_cudamalloc_oom leaves out steps that wait or give memory back. To follow the graph's order does neither. */
 TEST(a_request_that_is_not_to_wait_follows_the_graph)
 {
