@@ -1353,7 +1353,7 @@ static void free_meanwhile(const char *function)
     OK(galloc_free(block, freed_meanwhile.stream));
 }
 
-/* Two frees on a captured stream at once, the later one faster: a stream that is joined then reuses the memory of both. */
+/* Two frees on a captured stream at once, the later one faster: a joined stream then reuses the memory of both. */
 TEST(a_joined_stream_reuses_what_two_frees_at_once_leave)
 {
     int calls = 0, reached = 1;
