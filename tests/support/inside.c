@@ -459,6 +459,8 @@ static void inside_spoil_blocks(inside_words *words, gai_segment *segment)
         gai_mark *mark;
         /* The program has it; 16 is what `lent` of another is spoiled to. */
         if ((uintptr_t)gai_load_pointer(&block->lent) > 16) WORD(words, block->requested, 1);
+        if (block->kind == GAI_USED && (!block->stream || block->stream == gai_load_pointer(&block->lent)))
+            WORD(words, block->stream, (uintptr_t)gai_load_pointer(&block->lent)); /* NULL, and back */
         if (block->kind == GAI_USED && !segment->pool->variant.check_block) WORD(words, block->slot, 1);
         if (block->kind == GAI_FREE && segment->pool->config.strategy == GALLOC_STRATEGY_POOLED)
             WORD(words, block->slot, 1);
