@@ -3957,18 +3957,11 @@ static void gai_set_remove(gai_block *block)
     block->set = NULL;
 }
 
-/* Adds a set to the list of all sets of its pool, or removes it. */
+/* Adds a set to the list of all sets of its pool. */
 static void gai_set_link(galloc_pool *pool, gai_set *set)
 {
     set->next = pool->mixed.next;
     pool->mixed.next = set;
-}
-
-static void gai_set_unlink(galloc_pool *pool, const gai_set *set)
-{
-    gai_set *before = &pool->mixed;
-    while (before->next != set) before = before->next;
-    before->next = set->next;
 }
 
 /* The address within [begin, end) for the requested bytes; 0 when they do not fit. */
@@ -16910,6 +16903,14 @@ static void gai_block_pool_sort(galloc_pool *pool, gai_block_pool *block_pool)
             block = pool->mixed.oldest; /* other blocks may have merged with it */
         }
     }
+}
+
+/* Removes a set from the list of all sets of its pool. */
+static void gai_set_unlink(galloc_pool *pool, const gai_set *set)
+{
+    gai_set *before = &pool->mixed;
+    while (before->next != set) before = before->next;
+    before->next = set->next;
 }
 
 /* Ends a block pool without streams, segments and pending segments. [lock] */

@@ -256,8 +256,8 @@ TEST(a_damaged_block_has_its_tag_its_name_and_its_callers)
     const char *allocated = strstr(log_text, "; allocated by "), *freed = strstr(log_text, "; freed by ");
     if (EXPECT(allocated && freed && allocated < freed)) {
         int frames = 0; /* three of each stack */
-        for (const char *at_next = allocated; (at_next = strstr(at_next, " < ")) != NULL; at_next++)
-            frames += at_next < freed ? 1 : 10;
+        for (const char *less = allocated; (less = strstr(less, " < ")) != NULL; less++)
+            frames += less < freed ? 1 : 10;
         EXPECT_EQ(frames, 22);
     }
     OK(galloc_tag_name(5, NULL));
