@@ -1163,7 +1163,8 @@ GALLOC_API cudaError_t galloc_live_text(galloc_pool *pool, char *text, size_t si
 GALLOC_API int galloc_pool_check(galloc_pool *pool);
 
 /* Describes any address, at any time. For an address outside galloc's memory it returns cudaSuccess, with the state
-   GALLOC_STATE_FOREIGN.
+   GALLOC_STATE_FOREIGN. So it does for free memory of CUDA's allocators that cudaDeviceReset took: CUDA may give the
+   address out again. For such memory it asks the driver (cuCtxGetId).
      ptr      any address
      info     receives the description */
 GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info);
@@ -3059,9 +3060,10 @@ struct galloc_graph {
    uses == marks that name it, in `marks` and `recorded_uses` of blocks of any kind;  kept == NULL, but in a coarsening
    (capture_id == GAI_UNKNOWN_STREAMS) == (this is pool->unknown_streams);  plain: capture_id == 0, capture == NULL
    Captured, or the unknown streams: asked != 0, so its stream cache is closed and empty;  due == 0;  recorded == NULL,
-   idle == NULL.  Captured: done == 0 while capture != NULL, done + 1 == epoch afterwards: its marks complete when the
-   capture is forgotten, none does before. It queues no waits; the streams that it follows in its own capture, by the
-   graph, are noted in `waits` as if it did. A used block that was given to it has a mark of it over all its bytes.
+   idle == NULL.  Captured: done == 0 while capture != NULL, done + 1 == epoch afterwards unless busy: its marks
+   complete when the capture is forgotten, none does before. It queues no waits; the streams that it follows in its own
+   capture, by the graph, are noted in `waits` as if it did. A used block that was given to it has a mark of it over all
+   its bytes.
    Unknown streams: waits == NULL */
 struct gai_stream {
     gai_cache cache; /* begins a cache line, as the stream state does */
@@ -5954,6 +5956,12 @@ static int gai_pool_has_one_stream(const galloc_pool *pool) { return !pool->stre
 
 static int gai_stream_is_unknown(const gai_stream *stream) { return stream->capture_id == GAI_UNKNOWN_STREAMS; }
 
+/* Was it a captured stream, whose graph is gone? */
+static int gai_stream_is_over(const gai_stream *stream)
+{
+    return !stream->capture && !gai_stream_is_plain(stream) && !gai_stream_is_unknown(stream);
+}
+
 /* With debug, do too many blocks get a guard for stream caches? */
 static int gai_pool_debugs_all(const galloc_pool *pool)
 {
@@ -7637,6 +7645,7 @@ static void gai_stream_release(galloc_pool *pool, gai_stream *stream, const gai_
 {
     if (gai_stream_wants_event(pool, stream, site)) (void)gai_stream_record(pool, stream, site->handle, 0);
     else if (stream->capture && stream->unmarked) gai_stream_position(pool, stream, site);
+    if (gai_stream_is_over(stream)) gai_stream_end_capture(pool, stream); /* else frees after its end never complete */
     stream->busy--;
     gai_cache_set(pool, stream);
 }
@@ -16239,7 +16248,7 @@ static int gai_check_captured(const galloc_pool *pool, const gai_stream *stream,
            (stream->recorded != NULL || stream->idle != NULL) +
            (gai_stream_is_unknown(stream) != (stream == &pool->unknown_streams)) +
            (stream->capture && (!capture || capture->id != stream->capture_id || stream->done)) +
-           (stream != &pool->unknown_streams && !stream->capture && stream->done + 1 != stream->epoch);
+           (gai_stream_is_over(stream) && !stream->busy && stream->done + 1 != stream->epoch);
 }
 
 /* Checks the equation above galloc_graph, and that the groups of all captures exist. */
@@ -21757,6 +21766,7 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
 {
     galloc_pool *pool;
     gai_block *block;
+    unsigned long long id = 0; /* of the context that the address may have ended with; 0: none */
     int used;
     cudaError_t error = gai_begin();
     if (error) return gai_end(__func__, error);
@@ -21782,8 +21792,10 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
         info->device = pool->config.device;
         info->tag = used ? (uint32_t)gai_counted(&block->tag) : 0;
         info->state = used ? GALLOC_STATE_USED : GALLOC_STATE_FREE;
+        if (!used && block->segment->fixed) id = pool->context_id;
     }
     gai_lock_off(&pool->lock);
+    if (id && gai_context_health(pool->context, id) == GAI_DEAD) memset(info, 0, sizeof *info);
     gai_pool_unpin(pool);
     return cudaSuccess;
 }

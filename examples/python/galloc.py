@@ -9,14 +9,17 @@ this file or in GALLOC_PYTHON_LIBRARY. GALLOC_CONF has galloc's settings.
     pool = galloc.Pool("memory_limit:4G")   # a pool of its own: pool.malloc, pool.block, pool.memory, pool.trim
 """
 
+import contextlib
 import ctypes
 import gc
 import json
 import operator
 import os
+import sys
+import threading
 import weakref
 
-__all__ = ["malloc", "free", "Block", "Pool", "default_pool", "retire", "snapshot", "handle"]
+__all__ = ["malloc", "free", "Block", "Pool", "Known", "default_pool", "retire", "snapshot", "handle"]
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _MOST = ctypes.c_size_t(-1).value
@@ -106,6 +109,49 @@ def handle(stream):
     return number
 
 
+class _Retired:
+    """The handles that retire() was given. A finaliser runs in any thread, and the handle that it reads must belong to
+    a stream until galloc_free returns. So it does both while it has the lock, for which retire() waits. Memory that was
+    allocated before retire() no longer uses the handle. No call that waits for the device has the lock."""
+
+    def __init__(self):
+        self.renew()
+        self.calls, self.last = 0, {}  # of retire(): their number, and the last one by handle
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self):
+        self.lock, self.no_lock = threading.RLock(), contextlib.nullcontext()  # finalisers come inside others
+
+    def guard(self, number, is_finalizing=sys.is_finalizing):
+        """The lock. Default streams, which always exist, need none; nor does the last thread when the interpreter
+        ends, where a daemon thread may have stopped with the lock."""
+        return self.no_lock if number <= 2 or is_finalizing() else self.lock
+
+    def add(self, number):
+        if number > 2:
+            with self.lock:
+                self.calls += 1
+                self.last[number] = self.calls
+
+    def has(self, number, since):
+        """Was retire() called with the handle after its first `since` calls?"""
+        return self.last.get(number, 0) > since
+
+
+_retired = globals().get("_retired") or _Retired()  # a reload of the module keeps it, for older blocks
+
+
+class Known:
+    """The handle of a stream when memory was allocated for it; for Pool.drop."""
+
+    __slots__ = ("number", "since")
+
+    def __init__(self, stream):
+        self.since = _retired.calls
+        self.number = handle(stream)
+
+
 def _device(number):
     number = operator.index(number)
     if not 0 <= number < 1 << 31:  # -1 has a meaning of its own in C
@@ -162,14 +208,22 @@ class Pool:
         device has finished all work first (cudaFree)."""
         _free(ptr, stream, wait=wait)
 
-    def drop(self, ptr, stream=None, wait=False):
+    def drop(self, ptr, stream=None, wait=False, known=None):
         """free() for finalisers, whose exceptions are lost: a free that fails is tried again, then the log has a line.
-        A default stream is that of the pool's device. If the stream has no handle any more, the free waits."""
+        A default stream is that of the pool's device. If the stream has no handle any more, the free waits. known: a
+        Known of the stream at the allocation. Then the free also waits if that one was retired, or if the handle is 0
+        and was not before."""
+        ptr, number = operator.index(ptr), 0
         try:
             number = handle(stream)
+            with _retired.guard(number):
+                closed = known and (not number and known.number or _retired.has(number, known.since))
+                if not (wait or closed) and handle(stream) == number:
+                    _load().galloc_python_drop(ptr, number, self.device, False)
+                    return
         except Exception:
-            number, wait = 0, True
-        _load().galloc_python_drop(operator.index(ptr), number, self.device, wait)
+            pass
+        _load().galloc_python_drop(ptr, 0, self.device, True)
 
     def block(self, nbytes, stream=None):
         """Memory that is freed with the object."""
@@ -271,7 +325,8 @@ class Block:
     """Memory that is freed with the object, on the stream that it was allocated for. The object keeps the stream. If
     the garbage collector finds both in a cycle, the memory is freed first: finalisers in the cycle must not use it."""
 
-    __slots__ = ("size", "pool", "_place", "_stream", "_reference", "_number", "_blocks", "_drop", "__weakref__")
+    __slots__ = ("size", "pool", "_place", "_stream", "_reference", "_number", "_since", "_blocks", "_drop",
+                 "__weakref__")
 
     __reduce_ex__ = _refuse_copy
 
@@ -280,6 +335,7 @@ class Block:
         self.size = nbytes
         self._stream = stream
         self._drop = _load().galloc_python_drop_at  # globals may be gone when the interpreter ends
+        self._since = _retired.calls
         self._number = handle(stream)
         self.pool = pool or default_pool(device, self._number)
         self._reference, self._blocks = _, blocks = _blocks_on(stream)
@@ -304,9 +360,10 @@ class Block:
     def free(self, stream=_OWN):
         """Frees the memory now; on another stream than the one it was allocated for if one is given (None: the legacy
         stream). After an error the block still has its memory, unless the thread has lost its context."""
-        number = self._handle() if stream is _OWN else handle(stream)
-        if self._place:
-            _call("galloc_python_free_at", self._place, number, -1, False)
+        with _retired.guard(self._number if stream is _OWN else 0):
+            number = self._handle() if stream is _OWN else handle(stream)
+            if self._place:
+                _call("galloc_python_free_at", self._place, number, -1, False)
         self._blocks.pop(id(self._place), None)
 
     def record_stream(self, stream):
@@ -315,17 +372,19 @@ class Block:
         if self.size:
             _call("galloc_python_record_stream", self._place, number, self.pool.device)
 
-    def __del__(self):
+    def __del__(self, retired=_retired):
         place = getattr(self, "_place", None)
         if place:
-            number, wait = 0, True
             try:
-                if self._reference is None or self._reference() is not None:
-                    number, wait = self._handle(), False
+                with retired.guard(self._number):
+                    is_alive = self._reference is None or self._reference() is not None
+                    if is_alive and not retired.has(self._number, self._since):
+                        self._drop(place, self._handle(), self.pool.device, False)
             except Exception:  # the stream was closed, and its work may go on
                 pass
             finally:  # also after an interrupt
-                self._drop(place, number, self.pool.device, wait)
+                if place:
+                    self._drop(place, 0, self.pool.device, True)
         blocks = getattr(self, "_blocks", None)
         if blocks is not None:
             blocks.pop(id(place), None)
@@ -357,8 +416,11 @@ def free(ptr, stream=None, device=None):
 
 
 def retire(stream):
-    """Call it before a stream is destroyed: later calls of galloc then know that its work ends."""
-    _call("galloc_stream_retire", handle(stream))
+    """Call it before a stream is destroyed: later calls of galloc then know that its work ends. Finalisers of blocks
+    that were allocated for it no longer use its handle: they wait for the device."""
+    number = handle(stream)
+    _retired.add(number)
+    _call("galloc_stream_retire", number)
 
 
 def snapshot(pool=None):

@@ -15,13 +15,13 @@ class GallocMemoryResource(MemoryResource):
 
     def __init__(self, device=0, pool=None):
         self._pool = pool or galloc.default_pool(getattr(device, "device_id", device))
-        self._on_streams = {}  # handles of streams by the address of a buffer; closed streams have 0 or none
+        self._on_streams = {}  # galloc.Known by the address of a buffer: closed streams have the handle 0, or none
 
     def allocate(self, size, *, stream):
-        number = galloc.handle(stream)
+        known = galloc.Known(stream)
         ptr = self._pool.malloc(size, stream)
         try:
-            self._on_streams[ptr] = number
+            self._on_streams[ptr] = known
             return Buffer.from_handle(ptr, size, self, stream=stream)
         except BaseException:
             self._drop(ptr, stream)
@@ -31,12 +31,7 @@ class GallocMemoryResource(MemoryResource):
         self._drop(int(ptr), stream)
 
     def _drop(self, ptr, stream):  # cuda.core prints an exception and forgets the address
-        number = self._on_streams.pop(ptr, 0)
-        try:
-            closed = number and not galloc.handle(stream)
-        except Exception:
-            closed = True
-        self._pool.drop(ptr, 0 if closed else stream, wait=bool(closed))
+        self._pool.drop(ptr, stream, known=self._on_streams.pop(ptr, None))
 
     @property
     def device_id(self):

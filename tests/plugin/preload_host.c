@@ -1551,6 +1551,27 @@ static void free_at_an_address_that_a_reset_took(int noticed)
 TEST(a_reset_that_galloc_has_not_noticed_frees_addresses) { free_at_an_address_that_a_reset_took(0); }
 TEST(a_reset_that_galloc_has_noticed_frees_addresses) { free_at_an_address_that_a_reset_took(1); }
 
+/* The same for memory that the program freed before. */
+TEST(a_reset_that_galloc_has_not_noticed_took_free_memory)
+{
+    CUdeviceptr p, q = 0;
+    CUmemoryPool pool;
+    CUstream stream;
+    setenv("GALLOC_CONF", "backend:cudaMalloc", 1);
+    begin(1);
+    p = alloc(3 * MiB);
+    OK(cu.Free(p));
+    OK(cu.Reset(0));
+    OK(cu.CtxSet(primary[0]));
+    stream = stream_new();
+    OK(cu.DefaultPool(&pool, 0));
+    OK(cu.AllocPool(&q, 3 * MiB, pool, stream));
+    EXPECT_EQ(q, p);
+    OK(cu.FreeAsync(q, stream));
+    EXPECT_EQ(cu.FreeAsync(q, stream), CUDA_ERROR_INVALID_VALUE);
+    finish();
+}
+
 /* The default pool is asked for again: a reset may change it, and the first answer may have been an error. */
 TEST(default_pool_after_reset)
 {

@@ -3,6 +3,7 @@ CuPy, Numba, cuda.core and RMM are stand-ins that do what those packages do with
 
 import contextlib
 import copy
+import functools
 import gc
 import os
 import pickle
@@ -1407,6 +1408,68 @@ def a_buffer_whose_stream_was_closed_goes_after_the_work_of_the_stream():
         buffer.close()
         assert sim.sim_pending() <= 1  # perhaps an event of galloc
         assert galloc.default_pool().memory()["live"] == before
+
+
+def close_during(end, stream, is_retired):
+    """Another thread closes the stream at the first call of CUDA in end(). Did it before end() went on?"""
+    inside, closed, mine, seen = threading.Event(), threading.Event(), threading.get_ident(), []
+
+    def close():
+        number = stream.number
+        assert inside.wait(20)
+        if not is_retired:
+            stream.number = None
+            galloc.retire(number)
+        stream.number = number
+        stream.close()
+        closed.set()
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+    def hook(_):
+        if threading.get_ident() == mine and not inside.is_set():
+            inside.set()
+            seen.append(closed.wait(20 if is_retired else 0.1))
+
+    if is_retired:
+        galloc.retire(stream)
+    thread = threading.Thread(target=close)
+    thread.start()
+    sim.sim_hook(hook, None)
+    try:
+        end()
+    finally:
+        sim.sim_hook(None, None)
+        inside.set()
+        thread.join()
+    return seen
+
+
+def ends_of_memory():
+    """Ways to free memory of a stream that its own finaliser has: the function, and the stream."""
+    import galloc_cuda_core
+    pool, resource = galloc.default_pool(), galloc_cuda_core.GallocMemoryResource(0)
+    for way in "del", "drop", "close":
+        stream = Closed(None)
+        if way == "del":
+            yield [galloc.Block(MIB, stream)].clear, stream
+        elif way == "drop":
+            yield functools.partial(pool.drop, pool.malloc(MIB, stream), stream, known=galloc.Known(stream)), stream
+        else:
+            yield resource.allocate(MIB, stream=stream).close, stream
+
+
+@test
+def a_stream_is_retired_after_the_finalisers_that_use_it():
+    for end, stream in ends_of_memory():
+        assert close_during(end, stream, False) == [False]
+    stream = Closed(None)
+    assert close_during(galloc.Block(MIB, stream).free, stream, False) == [False]
+
+
+@test
+def finalisers_do_not_use_a_stream_that_was_retired():
+    for end, stream in ends_of_memory():
+        assert close_during(end, stream, True) == [True]
 
 
 @test

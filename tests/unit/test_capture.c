@@ -3264,6 +3264,47 @@ TEST(a_request_gets_no_memory_of_the_next_capture)
     finish();
 }
 
+/* The captured stream whose graph ends before the nth look into its capture. */
+static struct {
+    galloc_pool *pool;
+    cudaStream_t s;
+    int looks;
+} cut_short;
+
+static void end_the_graph(const char *function)
+{
+    if (!cut_short.looks || strcmp(function, "cuStreamGetCaptureInfo") || --cut_short.looks) return;
+    OK(cudaGraphDestroy(capture_end(cut_short.s)));
+    OK(galloc_pool_trim(cut_short.pool, 0, NULL)); /* finds that the graph is gone */
+}
+
+/* Another thread ends the capture and its graph in the middle of a free: all memory is common again. */
+TEST(a_graph_ends_in_the_middle_of_a_captured_free)
+{
+    int cut = 1;
+    for (int look = 1; cut; look++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_limited(MIB(8));
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        void *p = get_used(pool, MIB(4), s, 1);
+        cut_short.s = s;
+        cut_short.pool = pool;
+        cut_short.looks = look;
+        sim_hook(end_the_graph, NULL);
+        OK(galloc_free(p, s));
+        sim_hook(NULL, NULL);
+        cut = !cut_short.looks;
+        EXPECT(cut || look > 2);
+        if (!cut) OK(cudaGraphDestroy(capture_end(s)));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        OK(galloc_free(get(pool, MIB(8), t), t));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* throw_on_cudamalloc_oom leaves out steps that wait or give memory back. To follow the graph's order does neither. */
 TEST(a_request_that_is_not_to_wait_follows_the_graph)
 {

@@ -1125,4 +1125,36 @@ TEST(an_error_that_ends_the_context_during_cudamalloc)
     no_findings();
 }
 
+/* A reset ends free memory of CUDA's allocators. CUDA may give its address out again; then the memory is CUDA's. */
+TEST(memory_of_cuda_at_an_address_that_a_reset_took)
+{
+    start();
+    OK(galloc_shutdown());
+    setenv("GALLOC_CONF", "backend:cudaMalloc", 1);
+    void *p = alloc(MIB(2)), *q;
+    galloc_pointer info;
+    OK(cudaFree(p));
+    OK(galloc_pointer_info(p, &info));
+    EXPECT_EQ(info.state, GALLOC_STATE_FREE);
+    OK(cudaDeviceReset());
+    OK(galloc_pointer_info(p, &info));
+    EXPECT(info.state == GALLOC_STATE_FOREIGN && !info.pool);
+    size_t before = sim_physical(0), pitch;
+    OK(cudaMallocPitch(&q, &pitch, MIB(1), 2));
+    EXPECT(q == p);
+    OK(cudaFree(q));
+    cudaStream_t s = stream_new();
+    cudaMemPool_t driver_pool;
+    OK(cudaDeviceGetDefaultMemPool(&driver_pool, 0));
+    OK(cudaMallocFromPoolAsync(&q, MIB(2), driver_pool, s));
+    EXPECT(q == p);
+    OK(cudaFreeAsync(q, s));
+    OK(cudaStreamSynchronize(s));
+    EXPECT_EQ(sim_physical(0), before);
+    stream_end(s);
+    OK(galloc_shutdown());
+    unsetenv("GALLOC_CONF");
+    no_findings();
+}
+
 TEST_MAIN()
