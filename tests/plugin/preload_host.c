@@ -1555,6 +1555,7 @@ TEST(a_reset_that_galloc_has_noticed_frees_addresses) { free_at_an_address_that_
 TEST(a_reset_that_galloc_has_not_noticed_took_free_memory)
 {
     CUdeviceptr p, q = 0;
+    CUmemPoolProps properties = {0};
     CUmemoryPool pool;
     CUstream stream;
     setenv("GALLOC_CONF", "backend:cudaMalloc", 1);
@@ -1564,7 +1565,9 @@ TEST(a_reset_that_galloc_has_not_noticed_took_free_memory)
     OK(cu.Reset(0));
     OK(cu.CtxSet(primary[0]));
     stream = stream_new();
-    OK(cu.DefaultPool(&pool, 0));
+    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    OK(cu.PoolCreate(&pool, &properties));
     OK(cu.AllocPool(&q, 3 * MiB, pool, stream));
     EXPECT_EQ(q, p);
     OK(cu.FreeAsync(q, stream));
