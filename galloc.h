@@ -7191,7 +7191,7 @@ static int gai_stream_goes_on(galloc_pool *pool, gai_stream *stream, const gai_s
     gai_walk_begin(&walk, site->handle, site->capture, 0);
     is = gai_walk_place(&walk);
     if (was.unread) goes_on = 0;
-    else if (was.n > GAI_WALK_WIDTH) goes_on = !is.unread && is.n == was.n && is.sum == was.sum;
+    else if (was.n > GAI_WALK_WIDTH) goes_on = is.n == was.n && is.sum == was.sum;
     else goes_on = gai_walk_reaches(&walk, &was, &stream->begin);
     gai_walk_end(&walk);
     gai_lock_on(&pool->lock);
@@ -7476,7 +7476,7 @@ static CUresult gai_stream_finish(galloc_pool *pool, CUstream stream)
     CUstreamCaptureStatus status;
     CUevent event;
     CUresult result = CUDA_SUCCESS;
-    if (stream && stream != CU_STREAM_LEGACY) {
+    if (stream != CU_STREAM_LEGACY) {
         result = GAI_CALL(pool, event_create, EventCreate, (&event, CU_EVENT_DISABLE_TIMING));
         if (result) {
             result = gai_cu.StreamIsCapturing(CU_STREAM_LEGACY, &status);
@@ -10004,14 +10004,13 @@ static void gai_pool_ask_streams(galloc_pool *pool)
             gai_stream_ask(stream);
 }
 
-/* Gives back pages that are due; `leave`: bytes that are about to be requested. Never waits. In the pool's scope.
-   [paging] */
+/* Gives back pages that are due; `leave`: bytes that are about to be requested. Never waits. The pool collects. In its
+   scope. [paging] */
 static void gai_pool_collect(galloc_pool *pool, size_t leave)
 {
     gai_collector *collector = &pool->collector;
     uint64_t now = GALLOC_CLOCK(), aged;
     size_t excess, old = 0, given = 0;
-    if (!pool->collects) return;
     gai_pool_poll(pool);
     gai_lock_on(&pool->lock);
     aged = gai_pool_aged(pool, now);
@@ -10699,7 +10698,7 @@ typedef struct gai_found {
 /* Replaces the result if the block is better. */
 static void gai_found_add(gai_found *best, gai_block *block, uintptr_t at)
 {
-    if (!block || !at || !gai_is_better(block, best->block)) return;
+    if (!at || !gai_is_better(block, best->block)) return;
     best->block = block;
     best->at = at;
 }
@@ -15157,14 +15156,14 @@ static int gai_config_is_right(const galloc_config *config, char *message)
 /* text = [pair {"," pair}];  pair = key ":" value. A comma in brackets does not separate pairs. The name of a size key
    may end in _mb; its value is then in MiB, without a unit. */
 
-/* Accepts digits only, up to `most`. */
+/* Accepts digits only, up to `most`, which is 9 or more. */
 static int gai_parse_number(gai_text text, uint64_t most, uint64_t *value)
 {
     uint64_t n = 0;
     size_t i;
     for (i = 0; i < text.length; i++) {
-        uint64_t digit = (uint64_t)(text.at[i] - '0');
-        if (text.at[i] < '0' || text.at[i] > '9' || digit > most || n > (most - digit) / 10) return 0;
+        uint64_t digit = (uint64_t)(text.at[i] - '0'); /* of other characters: above 9 */
+        if (digit > 9 || n > (most - digit) / 10) return 0;
         n = n * 10 + digit;
     }
     *value = n;
