@@ -110,9 +110,10 @@ def handle(stream):
 
 
 class _Retired:
-    """The handles that retire() was given. A finaliser runs in any thread, and the handle that it reads must belong to
-    a stream until galloc_free returns. So it does both while it has the lock, for which retire() waits. Memory that was
-    allocated before retire() no longer uses the handle. No call that waits for the device has the lock."""
+    """The handles that retire() was given. A finaliser runs in any thread, and the handle that it has read must belong
+    to a stream until galloc_free returns. So it asks here, and frees, while it has the lock; retire() waits for that.
+    Memory that was allocated before retire() no longer uses the handle. Neither code of the program nor a call that
+    waits for the device has the lock."""
 
     def __init__(self):
         self.renew()
@@ -130,7 +131,7 @@ class _Retired:
 
     def add(self, number):
         if number > 2:
-            with self.lock:
+            with self.guard(number):
                 self.calls += 1
                 self.last[number] = self.calls
 
@@ -213,17 +214,18 @@ class Pool:
         A default stream is that of the pool's device. If the stream has no handle any more, the free waits. known: a
         Known of the stream at the allocation. Then the free also waits if that one was retired, or if the handle is 0
         and was not before."""
-        ptr, number = operator.index(ptr), 0
+        ptr, drop = operator.index(ptr), _load().galloc_python_drop
+        since = known.since if known else _retired.calls
         try:
             number = handle(stream)
-            with _retired.guard(number):
-                closed = known and (not number and known.number or _retired.has(number, known.since))
-                if not (wait or closed) and handle(stream) == number:
-                    _load().galloc_python_drop(ptr, number, self.device, False)
-                    return
+            wait = wait or bool(known and known.number and not number)
         except Exception:
-            pass
-        _load().galloc_python_drop(ptr, 0, self.device, True)
+            number, wait = 0, True
+        with _retired.guard(number):
+            if not (wait or _retired.has(number, since)):
+                drop(ptr, number, self.device, False)
+                return
+        drop(ptr, 0, self.device, True)
 
     def block(self, nbytes, stream=None):
         """Memory that is freed with the object."""
@@ -360,8 +362,11 @@ class Block:
     def free(self, stream=_OWN):
         """Frees the memory now; on another stream than the one it was allocated for if one is given (None: the legacy
         stream). After an error the block still has its memory, unless the thread has lost its context."""
-        with _retired.guard(self._number if stream is _OWN else 0):
-            number = self._handle() if stream is _OWN else handle(stream)
+        since = _retired.calls
+        number = self._handle() if stream is _OWN else handle(stream)
+        with _retired.guard(number):
+            if _retired.has(number, since):
+                raise RuntimeError("galloc: the stream was closed during the call")
             if self._place:
                 _call("galloc_python_free_at", self._place, number, -1, False)
         self._blocks.pop(id(self._place), None)
@@ -376,10 +381,11 @@ class Block:
         place = getattr(self, "_place", None)
         if place:
             try:
-                with retired.guard(self._number):
-                    is_alive = self._reference is None or self._reference() is not None
-                    if is_alive and not retired.has(self._number, self._since):
-                        self._drop(place, self._handle(), self.pool.device, False)
+                if self._reference is None or self._reference() is not None:
+                    number = self._handle()
+                    with retired.guard(number):
+                        if not retired.has(number, self._since):
+                            self._drop(place, number, self.pool.device, False)
             except Exception:  # the stream was closed, and its work may go on
                 pass
             finally:  # also after an interrupt

@@ -373,13 +373,13 @@ def a_block_whose_stream_was_closed_goes_after_the_work_of_the_stream():
 
 
 @contextlib.contextmanager
-def interrupted(name):
-    """A KeyboardInterrupt comes as soon as a function of the library has returned."""
+def interrupted(name, error=KeyboardInterrupt):
+    """A KeyboardInterrupt, or what a signal handler raises, comes as soon as a function of the library has returned."""
     real = getattr(sim, name)
 
     def call(*arguments):
         real(*arguments)
-        raise KeyboardInterrupt
+        raise error
 
     setattr(sim, name, call)
     try:
@@ -522,7 +522,7 @@ def in_a_process(program, **environment):
     """Runs a program of its own; what it wrote."""
     begin = f"import ctypes, gc, os, sys; sys.path.insert(0, {folder!r}); import galloc; sim = galloc._load()\n"
     ended = subprocess.run([sys.executable, "-c", begin + program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                           text=True, env={**os.environ, **environment})
+                           text=True, env={**os.environ, **environment}, timeout=60)
     assert ended.returncode == 0, (ended.returncode, ended.stdout)
     return ended.stdout
 
@@ -544,6 +544,31 @@ for _ in range(100):
     block = galloc.Block(1 << 20, stream)
 """
     assert not in_a_process(program)
+
+
+@test
+def a_daemon_thread_that_the_end_of_the_interpreter_stops_blocks_no_finaliser():
+    program = """
+import threading, types
+stopped = threading.Event()
+def finalise():
+    with galloc._retired.lock:
+        stopped.set()
+        threading.Event().wait()
+class Stream:
+    def __init__(self):
+        stream = ctypes.c_void_p()
+        assert sim.cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
+        self.ptr = stream.value
+    def __del__(self, retire=galloc.retire, write=os.write):
+        retire(self.ptr)
+        write(1, b"retired")
+kept = sys.modules["kept"] = types.ModuleType("kept")
+kept.stream = Stream()
+threading.Thread(target=finalise, daemon=True).start()
+stopped.wait()
+"""
+    assert in_a_process(program) == "retired"
 
 
 @test
@@ -1464,6 +1489,48 @@ def a_stream_is_retired_after_the_finalisers_that_use_it():
         assert close_during(end, stream, False) == [False]
     stream = Closed(None)
     assert close_during(galloc.Block(MIB, stream).free, stream, False) == [False]
+
+
+@test
+def a_finaliser_waits_for_no_lock_of_the_program_with_one_of_its_own():
+    class Locked(Closed):
+        lock, inside, waited_for_ever = threading.Lock(), threading.Event(), False
+
+        def __cuda_stream__(self):
+            if not self.inside.is_set():
+                return 0, self.number
+            if not self.lock.acquire(timeout=10):
+                self.waited_for_ever = True
+                return 0, 0
+            self.lock.release()
+            return 0, int(self.number)
+
+        def close(self):
+            with self.lock:
+                self.inside.set()
+                time.sleep(0.05)
+                galloc.retire(self.number)
+                super().close()
+
+    stream = Locked(None)
+    block = galloc.Block(MIB, stream)
+    thread = threading.Thread(target=stream.close)
+    thread.start()
+    assert stream.inside.wait(20)
+    del block
+    thread.join()
+    assert not stream.waited_for_ever
+
+
+@test
+def a_drop_that_a_signal_handler_ends_frees_once():
+    address = galloc.malloc(MIB)
+    drop, results = sim.galloc_python_drop, []
+    sim.galloc_python_drop = lambda *arguments: results.append(drop(*arguments))
+    with interrupted("galloc_python_drop", TimeoutError):
+        raises(TimeoutError, "", galloc.default_pool().drop, address)
+    sim.galloc_python_drop = drop
+    assert results == [0]
 
 
 @test
