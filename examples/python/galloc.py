@@ -9,14 +9,11 @@ this file or in GALLOC_PYTHON_LIBRARY. GALLOC_CONF has galloc's settings.
     pool = galloc.Pool("memory_limit:4G")   # a pool of its own: pool.malloc, pool.block, pool.memory, pool.trim
 """
 
-import contextlib
 import ctypes
 import gc
 import json
 import operator
 import os
-import sys
-import threading
 import weakref
 
 __all__ = ["malloc", "free", "Block", "Pool", "Known", "default_pool", "retire", "snapshot", "handle"]
@@ -47,15 +44,16 @@ def _load():
         "galloc_python_pool": [out, ctypes.c_char_p, number],
         "galloc_python_malloc": [pointer, out, size, size, number],
         "galloc_python_device": [size],
-        "galloc_python_free": [pointer, size, number, number],
-        "galloc_python_drop": [pointer, size, number, number],
-        "galloc_python_free_at": [out, size, number, number],
-        "galloc_python_drop_at": [out, size, number, number],
+        "galloc_python_retirements": [],
+        "galloc_python_free": [pointer, size, number, number, size],
+        "galloc_python_drop": [pointer, size, number, number, size],
+        "galloc_python_free_at": [out, size, number, number, size],
+        "galloc_python_drop_at": [out, size, number, number, size],
         "galloc_python_record_stream": [pointer, size, number],
         "galloc_python_memory": [pointer, ctypes.POINTER(size)],
         "galloc_pool_trim": [pointer, size, ctypes.POINTER(size)],
         "galloc_python_pool_destroy": [pointer],
-        "galloc_stream_retire": [pointer],
+        "galloc_python_retire": [size],
         "galloc_python_snapshot": [pointer, out, ctypes.POINTER(size)],
         "galloc_python_forget": [pointer],
     }.items():
@@ -63,6 +61,7 @@ def _load():
             getattr(library, name).argtypes = arguments
         except AttributeError as error:
             raise ImportError(f"galloc: {path} is another library, or of another version: {error}") from error
+    library.galloc_python_retirements.restype = size
     library.galloc_python_message.restype = library.galloc_last_message.restype = ctypes.c_char_p
     _library = library
     return library
@@ -109,38 +108,9 @@ def handle(stream):
     return number
 
 
-class _Retired:
-    """The handles that retire() was given. A finaliser runs in any thread, and the handle that it has read must belong
-    to a stream until galloc_free returns. So it asks here, and frees, while it has the lock; retire() waits for that.
-    Memory that was allocated before retire() no longer uses the handle. Neither code of the program nor a call that
-    waits for the device has the lock."""
-
-    def __init__(self):
-        self.renew()
-        self.calls, self.last = 0, {}  # of retire(): their number, and the last one by handle
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.renew)
-
-    def renew(self):
-        self.lock, self.no_lock = threading.RLock(), contextlib.nullcontext()  # finalisers come inside others
-
-    def guard(self, number, is_finalizing=sys.is_finalizing):
-        """The lock. Default streams, which always exist, need none; nor does the last thread when the interpreter
-        ends, where a daemon thread may have stopped with the lock."""
-        return self.no_lock if number <= 2 or is_finalizing() else self.lock
-
-    def add(self, number):
-        if number > 2:
-            with self.guard(number):
-                self.calls += 1
-                self.last[number] = self.calls
-
-    def has(self, number, since):
-        """Was retire() called with the handle after its first `since` calls?"""
-        return self.last.get(number, 0) > since
-
-
-_retired = globals().get("_retired") or _Retired()  # a reload of the module keeps it, for older blocks
+def _retirements():
+    """How often retire() was called. Memory that is older does not use the handle (galloc_python.c)."""
+    return _load().galloc_python_retirements()
 
 
 class Known:
@@ -149,7 +119,7 @@ class Known:
     __slots__ = ("number", "since")
 
     def __init__(self, stream):
-        self.since = _retired.calls
+        self.since = _retirements()
         self.number = handle(stream)
 
 
@@ -165,7 +135,8 @@ def _free(ptr, stream, device=-1, wait=False):
     ptr = 0 if ptr is None else operator.index(ptr)
     if not 0 <= ptr <= _MOST:
         raise ValueError(f"galloc: {ptr:#x} is no address")
-    _call("galloc_python_free", ptr, handle(stream), device, wait)
+    since = _retirements()
+    _call("galloc_python_free", ptr, handle(stream), device, wait, since)
 
 
 def _refuse_copy(self, protocol=None):
@@ -214,18 +185,13 @@ class Pool:
         A default stream is that of the pool's device. If the stream has no handle any more, the free waits. known: a
         Known of the stream at the allocation. Then the free also waits if that one was retired, or if the handle is 0
         and was not before."""
-        ptr, drop = operator.index(ptr), _load().galloc_python_drop
-        since = known.since if known else _retired.calls
+        ptr, since = operator.index(ptr), known.since if known else _retirements()
         try:
             number = handle(stream)
             wait = wait or bool(known and known.number and not number)
         except Exception:
             number, wait = 0, True
-        with _retired.guard(number):
-            if not (wait or _retired.has(number, since)):
-                drop(ptr, number, self.device, False)
-                return
-        drop(ptr, 0, self.device, True)
+        _load().galloc_python_drop(ptr, number, self.device, wait, since)
 
     def block(self, nbytes, stream=None):
         """Memory that is freed with the object."""
@@ -279,7 +245,7 @@ _kept = {}
 def _free_all(blocks, drop):
     while blocks:
         place, device = blocks.popitem()[1][:2]
-        drop(place, 0, device, True)
+        drop(place, 0, device, True, 0)
 
 
 def _blocks_on(stream):
@@ -318,7 +284,7 @@ def _sweep():
         for key, (place, device, block, _) in list(blocks.items()):
             if block() is None:
                 found += bool(place)
-                _load().galloc_python_drop_at(place, 0, device, True)
+                _load().galloc_python_drop_at(place, 0, device, True, 0)
                 blocks.pop(key, None)
     return found
 
@@ -337,7 +303,7 @@ class Block:
         self.size = nbytes
         self._stream = stream
         self._drop = _load().galloc_python_drop_at  # globals may be gone when the interpreter ends
-        self._since = _retired.calls
+        self._since = _retirements()
         self._number = handle(stream)
         self.pool = pool or default_pool(device, self._number)
         self._reference, self._blocks = _, blocks = _blocks_on(stream)
@@ -362,13 +328,10 @@ class Block:
     def free(self, stream=_OWN):
         """Frees the memory now; on another stream than the one it was allocated for if one is given (None: the legacy
         stream). After an error the block still has its memory, unless the thread has lost its context."""
-        since = _retired.calls
+        since = _retirements()
         number = self._handle() if stream is _OWN else handle(stream)
-        with _retired.guard(number):
-            if _retired.has(number, since):
-                raise RuntimeError("galloc: the stream was closed during the call")
-            if self._place:
-                _call("galloc_python_free_at", self._place, number, -1, False)
+        if self._place:
+            _call("galloc_python_free_at", self._place, number, -1, False, since)
         self._blocks.pop(id(self._place), None)
 
     def record_stream(self, stream):
@@ -377,20 +340,17 @@ class Block:
         if self.size:
             _call("galloc_python_record_stream", self._place, number, self.pool.device)
 
-    def __del__(self, retired=_retired):
+    def __del__(self):
         place = getattr(self, "_place", None)
         if place:
+            number, wait = 0, True
             try:
                 if self._reference is None or self._reference() is not None:
-                    number = self._handle()
-                    with retired.guard(number):
-                        if not retired.has(number, self._since):
-                            self._drop(place, number, self.pool.device, False)
+                    number, wait = self._handle(), False
             except Exception:  # the stream was closed, and its work may go on
                 pass
             finally:  # also after an interrupt
-                if place:
-                    self._drop(place, 0, self.pool.device, True)
+                self._drop(place, number, self.pool.device, wait, self._since)
         blocks = getattr(self, "_blocks", None)
         if blocks is not None:
             blocks.pop(id(place), None)
@@ -424,9 +384,7 @@ def free(ptr, stream=None, device=None):
 def retire(stream):
     """Call it before a stream is destroyed: later calls of galloc then know that its work ends. Finalisers of blocks
     that were allocated for it no longer use its handle: they wait for the device."""
-    number = handle(stream)
-    _retired.add(number)
-    _call("galloc_stream_retire", number)
+    _call("galloc_python_retire", handle(stream))
 
 
 def snapshot(pool=None):

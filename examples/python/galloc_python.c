@@ -9,6 +9,7 @@
 #include "galloc.h"
 
 #include <pthread.h>
+#include <search.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -379,7 +380,7 @@ static int device_of(const void *ptr)
 }
 
 /* *is_free: the block is free, also after an error of going back. */
-static cudaError_t free_block(void *ptr, size_t stream, int device, int wait, int *is_free)
+static cudaError_t free_now(void *ptr, size_t stream, int device, int wait, int *is_free)
 {
     cudaError_t error;
     previous before;
@@ -393,25 +394,107 @@ static cudaError_t free_block(void *ptr, size_t stream, int device, int wait, in
     return leave(&before, error);
 }
 
+/* Python reads the handle of a stream and then calls a function here that frees. Meanwhile another thread may close the
+   stream, and so may a finaliser or a signal handler in the same one. So the caller passes `since`, the number of
+   retirements before it read the handle, or before the memory was allocated. A free whose stream was retired after
+   that does not use the handle: it waits for the device. A free holds this lock, for which galloc_python_retire waits;
+   none that waits for the device does. */
+static pthread_mutex_t closing = PTHREAD_MUTEX_INITIALIZER;
+static size_t retirements;
+static void *retired; /* the retired handles, a tree of tsearch() */
+
+typedef struct retirement {
+    size_t stream;
+    size_t number; /* the last one of this handle; the first is 1 */
+} retirement;
+
+static int compare_streams(const void *a, const void *b)
+{
+    size_t one = ((const retirement *)a)->stream, other = ((const retirement *)b)->stream;
+    return (one > other) - (one < other);
+}
+
+/* The thread that had the lock does not exist in the child, where no memory can be freed. */
+static void renew_closing(void)
+{
+    pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    memcpy(&closing, &fresh, sizeof fresh);
+    retired = NULL;
+}
+
+__attribute__((constructor)) static void watch_forks(void) { (void)pthread_atfork(NULL, NULL, renew_closing); }
+
+GALLOC_API size_t galloc_python_retirements(void) { return __atomic_load_n(&retirements, __ATOMIC_ACQUIRE); }
+
+/* Notes that a handle ends. 0: no host memory. [closing] */
+static int note_retirement(size_t stream)
+{
+    retirement key = {stream, 0}, *made, **found = (retirement **)tfind(&key, &retired, compare_streams);
+    if (!found) {
+        made = (retirement *)malloc(sizeof *made);
+        if (made) *made = key;
+        found = made ? (retirement **)tsearch(made, &retired, compare_streams) : NULL;
+        if (!found) free(made);
+    }
+    if (found) (*found)->number = retirements + 1;
+    if (found) __atomic_store_n(&retirements, retirements + 1, __ATOMIC_RELEASE);
+    return found != NULL;
+}
+
+/* galloc_stream_retire, after the frees that use the handle. Default streams exist on. */
+GALLOC_API cudaError_t galloc_python_retire(size_t stream)
+{
+    int noted = 1;
+    own[0] = 0;
+    if (stream > (size_t)cudaStreamPerThread) {
+        (void)pthread_mutex_lock(&closing);
+        noted = note_retirement(stream);
+        (void)pthread_mutex_unlock(&closing);
+    }
+    return noted ? galloc_stream_retire((cudaStream_t)stream) :
+        says(cudaErrorMemoryAllocation, "no host memory to note that a stream ends");
+}
+
+/* Takes the lock if the stream has not been retired. */
+static int use_stream(size_t stream, size_t since)
+{
+    retirement key = {stream, 0}, **found;
+    (void)pthread_mutex_lock(&closing);
+    found = (retirement **)tfind(&key, &retired, compare_streams);
+    if (!found || (*found)->number <= since) return 1;
+    (void)pthread_mutex_unlock(&closing);
+    return 0;
+}
+
+static cudaError_t free_block(void *ptr, size_t stream, int device, int wait, size_t since, int *is_free)
+{
+    cudaError_t error;
+    int may_close = !wait && stream > (size_t)cudaStreamPerThread;
+    if (may_close && !use_stream(stream, since)) return free_now(ptr, 0, device, 1, is_free);
+    error = free_now(ptr, stream, device, wait, is_free);
+    if (may_close) (void)pthread_mutex_unlock(&closing);
+    return error;
+}
+
 /* device: its default streams are meant; -1: those of the block's device.
-   wait: all work of the device is waited for before, as cudaFree does. */
-GALLOC_API cudaError_t galloc_python_free(void *ptr, size_t stream, int device, int wait)
+   wait: all work of the device is waited for before, as cudaFree does. since: see `closing`. */
+GALLOC_API cudaError_t galloc_python_free(void *ptr, size_t stream, int device, int wait, size_t since)
 {
     int is_free;
-    return free_block(ptr, stream, device, wait, &is_free);
+    return free_block(ptr, stream, device, wait, since, &is_free);
 }
 
 /* For finalisers, of which Python reports no error: a free that fails is tried again, and then the log has a line:
    here about an error that galloc did not find, but for one in a child of fork, where no block can be freed. It may
    come between another call and the question for its message, so that call keeps its words, of whoever they are. */
-GALLOC_API cudaError_t galloc_python_drop(void *ptr, size_t stream, int device, int wait)
+GALLOC_API cudaError_t galloc_python_drop(void *ptr, size_t stream, int device, int wait, size_t since)
 {
     char words[sizeof own];
     int is_free;
     cudaError_t error;
     (void)snprintf(words, sizeof words, "%s", galloc_python_message());
-    error = free_block(ptr, stream, device, wait, &is_free);
-    if (error != cudaSuccess && !is_free) error = free_block(ptr, stream, device, wait, &is_free);
+    error = free_block(ptr, stream, device, wait, since, &is_free);
+    if (error != cudaSuccess && !is_free) error = free_block(ptr, stream, device, wait, since, &is_free);
     if (error != cudaSuccess && error != cudaErrorInitializationError && own[0])
         (void)fprintf(stderr, "%s; the block at %p %s\n", own, ptr, is_free ? "is free" : "stays in use");
     memcpy(own, words, sizeof own);
@@ -420,19 +503,19 @@ GALLOC_API cudaError_t galloc_python_drop(void *ptr, size_t stream, int device, 
 
 /* The same for the address in *place, which is NULL afterwards: Python may be interrupted right after each call. Of
    several calls one frees. If the first one does not free the block, it leaves the address there. */
-GALLOC_API cudaError_t galloc_python_free_at(void **place, size_t stream, int device, int wait)
+GALLOC_API cudaError_t galloc_python_free_at(void **place, size_t stream, int device, int wait, size_t since)
 {
     void *ptr = __atomic_exchange_n(place, NULL, __ATOMIC_ACQ_REL);
     int is_free = 0;
-    cudaError_t error = ptr ? free_block(ptr, stream, device, wait, &is_free) : cudaSuccess;
+    cudaError_t error = ptr ? free_block(ptr, stream, device, wait, since, &is_free) : cudaSuccess;
     if (error != cudaSuccess && !is_free) __atomic_store_n(place, ptr, __ATOMIC_RELEASE);
     return error;
 }
 
-GALLOC_API cudaError_t galloc_python_drop_at(void **place, size_t stream, int device, int wait)
+GALLOC_API cudaError_t galloc_python_drop_at(void **place, size_t stream, int device, int wait, size_t since)
 {
     void *ptr = __atomic_exchange_n(place, NULL, __ATOMIC_ACQ_REL);
-    return ptr ? galloc_python_drop(ptr, stream, device, wait) : cudaSuccess;
+    return ptr ? galloc_python_drop(ptr, stream, device, wait, since) : cudaSuccess;
 }
 
 /* device: the block's. Its default streams are meant. */

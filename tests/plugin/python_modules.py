@@ -547,31 +547,6 @@ for _ in range(100):
 
 
 @test
-def a_daemon_thread_that_the_end_of_the_interpreter_stops_blocks_no_finaliser():
-    program = """
-import threading, types
-stopped = threading.Event()
-def finalise():
-    with galloc._retired.lock:
-        stopped.set()
-        threading.Event().wait()
-class Stream:
-    def __init__(self):
-        stream = ctypes.c_void_p()
-        assert sim.cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
-        self.ptr = stream.value
-    def __del__(self, retire=galloc.retire, write=os.write):
-        retire(self.ptr)
-        write(1, b"retired")
-kept = sys.modules["kept"] = types.ModuleType("kept")
-kept.stream = Stream()
-threading.Thread(target=finalise, daemon=True).start()
-stopped.wait()
-"""
-    assert in_a_process(program) == "retired"
-
-
-@test
 def garbage_goes_before_a_request_fails():
     pool = galloc.Pool("memory_limit:8M")
     gc.disable()
@@ -1227,7 +1202,7 @@ def a_finaliser_takes_no_words_from_an_error():
     words = in_a_process(LOST_BLOCKS + """
 gc.disable()
 sim.sim_fail(b"cudaSetDevice", 1, 1, 999)
-assert sim.galloc_python_free(at[0], 0, 1, 0) == 999
+assert sim.galloc_python_free(at[0], 0, 1, 0, 0) == 999
 sim.sim_fail_clear()
 block = None  # it is freed now
 print(sim.galloc_python_message().decode())
@@ -1520,6 +1495,67 @@ def a_finaliser_waits_for_no_lock_of_the_program_with_one_of_its_own():
     del block
     thread.join()
     assert not stream.waited_for_ever
+
+
+@test
+def a_stream_that_is_closed_as_soon_as_its_handle_was_read_is_not_used():
+    """As by the garbage collector or a signal handler, in the same thread."""
+    class Closing(Closed):
+        is_due = False
+
+        def __cuda_stream__(self):
+            number = int(self.number)
+            if self.is_due:
+                galloc.retire(number)
+                self.close()
+            return 0, number
+
+    pool = galloc.default_pool()
+    for way in "del", "block.free", "pool.free", "drop":
+        stream = Closing(None)
+        block = galloc.Block(MIB, stream) if way in ("del", "block.free") else pool.malloc(MIB, stream)
+        for _ in range(200):
+            memset(block.ptr if isinstance(block, galloc.Block) else block, stream.number)
+        stream.is_due = True
+        if way == "block.free":
+            block.free()
+        elif way == "pool.free":
+            pool.free(block, stream)
+        elif way == "drop":
+            pool.drop(block, stream)
+        del block
+        assert not sim.sim_pending()
+
+
+@test
+def a_child_of_fork_frees_while_a_thread_of_its_parent_retires():
+    program = """
+import threading
+inside, go_on = threading.Event(), threading.Event()
+stream = ctypes.c_void_p()
+assert sim.cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
+block = galloc.Block(1 << 20, stream.value)
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+def hook(_):
+    if threading.current_thread() is thread:
+        inside.set()
+        go_on.wait()
+thread = threading.Thread(target=block.free)
+sim.sim_hook(hook, None)
+thread.start()
+inside.wait()
+child = os.fork()
+if not child:
+    try:
+        galloc.free(1 << 40, stream.value)
+    except RuntimeError:
+        os._exit(0)
+    os._exit(1)
+assert os.waitpid(child, 0)[1] == 0
+go_on.set()
+thread.join()
+"""
+    assert not in_a_process(program, GALLOC_CONF="log:off")
 
 
 @test
