@@ -276,6 +276,45 @@ TEST(a_pool_whose_end_fails_has_its_caches_again)
     finish();
 }
 
+/* The error of an end that cannot wait for the device is that of the wait, and the memory is still there. */
+TEST(an_end_that_cannot_wait_has_the_error_of_the_wait)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    OK(galloc_free(get_used(pool, MIB(4), s, 1), s));
+    sim_fail("cuMemFreeHost", 1, 1, cudaErrorNotPermitted);
+    EXPECT_EQ(galloc_pool_destroy(pool), cudaErrorNotPermitted);
+    EXPECT(strstr(galloc_last_message(), "waiting for the device") != NULL);
+    sim_fail_clear();
+    OK(galloc_free(get_used(pool, MIB(4), s, 2), s));
+    pool_end(pool);
+    finish();
+}
+
+/* The pinned memory of a wait that failed goes with the pool, although that has nothing left to wait for. */
+TEST(the_memory_of_a_failed_wait_goes_with_the_pool)
+{
+    for (int twice = 0; twice < 2; twice++) {
+        begin_still();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        void *p = get_used(pool, MIB(4), s, 1);
+        inside_ask_for_event(pool, stream_id(s));
+        OK(galloc_free(p, s));
+        sim_fail("cuMemFreeHost", 1, 1, cudaErrorNotPermitted);
+        EXPECT_EQ(galloc_pool_trim(pool, 0, NULL), cudaErrorNotPermitted);
+        OK(cudaStreamSynchronize(s));
+        if (twice) {
+            EXPECT_EQ(galloc_pool_destroy(pool), cudaErrorNotPermitted);
+            EXPECT(strstr(galloc_last_message(), "cuMemFreeHost") != NULL);
+        }
+        sim_fail_clear();
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* A pool that could give back only a part of its addresses counts the rest. */
 TEST(addresses_that_an_end_gave_back_are_not_counted)
 {
