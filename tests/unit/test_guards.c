@@ -3798,6 +3798,30 @@ TEST(growth_on_a_default_stream_waits_for_poison)
     finish();
 }
 
+/* Growth that fails gives the program no memory, and so waits for no poison. */
+TEST(growth_that_fails_on_a_default_stream_waits_for_no_poison)
+{
+    begin_still();
+    galloc_config config = config_fixed();
+    config.debug = GALLOC_DEBUG_POISON;
+    galloc_pool *pool = pool_new(&config);
+    char *p = get(pool, 512, NULL), *behind = get(pool, 4096, NULL), *other = get(pool, 4096, NULL);
+    EXPECT(behind == p + 512);
+    OK(cudaDeviceSynchronize());
+    OK(galloc_free(other, NULL));
+    long waits = sim_blocking_calls();
+    EXPECT(galloc_resize(p, MIB(4), NULL) != cudaSuccess);
+    EXPECT_EQ(sim_blocking_calls(), waits);
+    EXPECT(!sim_stream_done(cudaStreamLegacy)); /* the poison */
+    other = get(pool, 4096, NULL);
+    EXPECT(sim_stream_done(cudaStreamLegacy));
+    OK(galloc_free(other, NULL));
+    OK(galloc_free(behind, NULL));
+    OK(galloc_free(p, NULL));
+    pool_end(pool);
+    finish();
+}
+
 /* And so do requests of rounded sizes, with a sample: those that get no guard, too. */
 TEST(rounded_requests_on_a_default_stream_wait_for_poison)
 {

@@ -715,6 +715,34 @@ TEST(failures_change_nothing)
     }
 }
 
+/* The host has no memory for the list of a stream's free segments: the request fails, and the limit has its room again. */
+TEST(a_list_of_segments_without_host_memory_takes_no_room)
+{
+    for (int small = 0; small < 2; small++) {
+        for (int on = 0; on < 2; on++) {
+            begin();
+            cudaStream_t s = stream_new();
+            size_t bytes = small ? MIB(1) : MIB(40), most = MIB(40);
+            galloc_pool *pool = torch_pool(most);
+            void *p = NULL;
+            give(get(pool, small ? MIB(2) : KIB(512), s), s); /* the list of the other size, and descriptors */
+            empty(pool);
+            sim_fail_malloc(1, on);
+            (void)galloc_pool_malloc(pool, &p, bytes, s);
+            EXPECT(sim_failed_mallocs() > 0);
+            if (on) EXPECT(!p);
+            sim_fail_malloc(0, 0);
+            EXPECT_EQ(galloc_pool_check(pool), 0);
+            EXPECT_EQ(inside_headroom(pool), most - reserved(pool));
+            if (!p) p = get(pool, bytes, s);
+            give(p, s);
+            empty(pool);
+            EXPECT_EQ(inside_headroom(pool), most);
+            end(pool, s);
+        }
+    }
+}
+
 /* A step that waits for the device, so that more can be given back, gives nothing back if the wait fails. */
 TEST(a_step_whose_wait_fails_gives_nothing_back)
 {
