@@ -1954,6 +1954,28 @@ TEST(parked_memory_is_free_memory)
     finish();
 }
 
+/* When nothing is in use any more the whole pages behind a graph's memory wait to be taken up again, as others do. */
+TEST(pages_behind_the_memory_of_a_graph_are_parked)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = frugal(8 * PAGE, COMPLETED);
+    cudaGraph_t graph = NULL;
+    config.stats_exact = 1; /* every free is the pool's to see */
+    galloc_pool *pool = pool_new(&config);
+    OK(cudaStreamBeginCapture(t, cudaStreamCaptureModeThreadLocal));
+    char *p = get_used(pool, MIB(1), t, 1), *q;
+    OK(galloc_free(p, t));
+    OK(cudaStreamEndCapture(t, &graph));
+    q = get_used(pool, 3 * PAGE, s, 1);
+    EXPECT(q == p + MIB(1));
+    OK(galloc_free(q, s));
+    EXPECT_EQ(inside_parked(pool), 3 * PAGE);
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    finish();
+}
+
 /* Two streams that share a page get parts of it though the page as a whole is nobody's. */
 TEST(a_parked_page_is_shared_by_parts)
 {
