@@ -1616,6 +1616,24 @@ TEST(a_long_way_back)
     forked_end(&f);
 }
 
+/* Each node is visited once, though there are more and more ways to it the further back it is. */
+TEST(a_stream_is_followed_over_many_forks_and_joins)
+{
+    forked f = forked_begin(0, ANY_REUSE);
+    char *own = get(f.pool, 1024, f.s);
+    void *p = pass(f.pool, MIB(6), f.t, 1);
+    order(f.t, f.s);
+    for (uint64_t i = 0; i < 12; i++) {
+        order(f.s, f.u);
+        step(&f, f.s, own, i);
+        step(&f, f.u, own + 512, i);
+        order(f.u, f.s);
+    }
+    EXPECT(pass(f.pool, MIB(6), f.s, 2) == p);
+    OK(galloc_free(own, f.s));
+    forked_end(&f);
+}
+
 /* However often the positions of a stream were thinned, the latest is there. */
 TEST(a_joined_stream_is_followed_after_any_number_of_frees)
 {
