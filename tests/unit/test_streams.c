@@ -972,6 +972,45 @@ TEST(a_merge_keeps_every_mark)
     }
 }
 
+/* Memory is short, and runs of free blocks of two streams may be had with a wait on the device: each run is merged at
+   once, in whatever order its blocks were freed. The bytes of t are the more, so the blocks of s are looked at. */
+TEST(neighbours_of_two_streams_merge_in_whatever_order_they_were_freed)
+{
+    enum { RUNS = 6, UP, DOWN, UP_BUT_LATE_FIRST };
+    for (int order = UP; order <= UP_BUT_LATE_FIRST; order++) {
+        for (int last = 0; last < RUNS; last += RUNS - 1) { /* the run that is long enough */
+            begin_still();
+            cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+            galloc_config config = config_limit(MIB(64));
+            config.expandable_segments = 0; /* no pages move */
+            galloc_pool *pool = pool_new(&config);
+            char *low[RUNS], *middle[RUNS], *high[RUNS], *behind[RUNS], *p;
+            OK(galloc_pool_reserve(pool, MIB(64)));
+            for (int i = 0; i < RUNS; i++) {
+                low[i] = get_used(pool, MIB(2), s, 1);
+                middle[i] = get_used(pool, i == last ? MIB(8) : MIB(4), t, 1);
+                high[i] = get_used(pool, MIB(2), s, 1);
+                behind[i] = get(pool, MIB(2), u);
+                EXPECT(middle[i] == low[i] + MIB(2) && behind[i] == high[i] + MIB(2));
+            }
+            for (int i = 0; i < RUNS; i++) OK(galloc_free(middle[i], t));
+            for (int i = 0; i < RUNS; i++) {
+                int k = order == DOWN ? RUNS - 1 - i : i;
+                OK(galloc_free(order == UP ? low[k] : high[k], s));
+                OK(galloc_free(order == UP ? high[k] : low[k], s));
+            }
+            p = get_used(pool, MIB(12), u, 2);
+            EXPECT(p == low[last]);
+            EXPECT_EQ(sim_blocking_calls(), 0);
+            EXPECT_EQ(galloc_pool_check(pool), 0);
+            OK(galloc_free(p, u));
+            for (int i = 0; i < RUNS; i++) OK(galloc_free(behind[i], u));
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
 /* T takes by a wait what S freed; U takes it from T. The work of S lies before U only by way of T. */
 TEST(a_third_stream_honours_what_was_handed_on)
 {
