@@ -1032,6 +1032,31 @@ TEST(a_block_with_room_grows_on_a_new_stream_without_the_host)
     }
 }
 
+/* So may it be the legacy stream, while the pool knows no other one that its events would make wait. */
+TEST(a_block_with_room_of_a_lone_legacy_stream_grows_on_a_new_one_without_the_host)
+{
+    for (int limited = 0; limited < 2; limited++) {
+        begin_still();
+        galloc_config config = frugal(GIB(1), ALL);
+        if (limited) config.wait_limit_ms = 0;
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t t = stream_new();
+        char *p = get_growable(pool, PAGE, 8 * PAGE, cudaStreamLegacy);
+        put(cudaStreamLegacy, p, PAGE, 1);
+        OK(galloc_resize(p, KIB(8), cudaStreamLegacy));
+        order(cudaStreamLegacy, t);
+        OK(galloc_resize(p, KIB(64), t));
+        EXPECT_EQ(sim_blocking_calls(), 0);
+        put(t, p, KIB(64), 2);
+        expect_healthy(pool, 1);
+        OK(galloc_free(p, t));
+        sim_run(-1);
+        pool_end(pool);
+        stream_end(t);
+        finish();
+    }
+}
+
 /* Where no wait is allowed, such a growth is refused, but not as if memory had run out: on_oom is not called, and there
    is no report. */
 TEST(a_growth_that_nobody_may_wait_for_lacks_no_memory)
