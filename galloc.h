@@ -6584,7 +6584,7 @@ static void gai_walk_add(gai_walk *walk, const CUgraphNode *nodes, size_t n)
 {
     for (; n > 0; n--, nodes++) {
         size_t at = gai_walk_find(walk, *nodes);
-        if (!*nodes || walk->index[at]) continue;
+        if (walk->index[at]) continue;
         if (walk->n == walk->room && !gai_walk_grow(walk)) {
             walk->partial = 1;
             return;
