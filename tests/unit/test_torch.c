@@ -715,7 +715,7 @@ TEST(failures_change_nothing)
     }
 }
 
-/* The host has no memory for the list of a stream's free segments: the request fails, and the limit has its room again. */
+/* Without host memory for a list of a stream's free segments a request fails, and the limit has its room again. */
 TEST(a_list_of_segments_without_host_memory_takes_no_room)
 {
     for (int small = 0; small < 2; small++) {
