@@ -1471,6 +1471,25 @@ TEST(a_result_freed_elsewhere_is_used_up_to_now)
     }
 }
 
+/* A block that a stream of the graph frees was used by the one that allocated it before that free only, whatever that
+   one has captured since. Who follows the free has it. */
+TEST(a_block_freed_by_another_stream_of_the_graph_was_used_until_then)
+{
+    forked f = forked_begin(0, ANY_REUSE);
+    void *own = get_used(f.pool, 512, f.t, 9), *p = get_used(f.pool, MIB(5), f.t, 2);
+    for (uint64_t i = 0; i < 2; i++) (void)pass(f.pool, 512, f.t, 4); /* a place behind the allocation is known */
+    order(f.t, f.s);
+    look(f.s, p, MIB(5), 2);
+    step(&f, f.t, own, 3);
+    (void)pass(f.pool, 512, f.t, 4);
+    step(&f, f.t, own, 3);
+    OK(galloc_free(p, f.s));
+    order(f.s, f.u);
+    EXPECT(pass(f.pool, MIB(5), f.u, 3) == p);
+    OK(galloc_free(own, f.t));
+    forked_end(&f);
+}
+
 /* The same with a block that was named for a captured stream: freed within the capture it is reused behind the use,
    freed elsewhere not before the graph is gone. */
 TEST(an_input_freed_elsewhere_is_not_reused_in_the_graph)
