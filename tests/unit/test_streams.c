@@ -608,23 +608,6 @@ TEST(where_nobody_may_wait_for_the_device_no_marks_are_left_out)
     }
 }
 
-/* Marks are left out for a part of the heap only, so most of what is freed goes to another stream without a wait. */
-TEST(marks_are_left_out_for_a_part_of_the_heap_only)
-{
-    begin();
-    cudaStream_t s = stream_new(), t = stream_new();
-    void *wall, *p;
-    galloc_pool *pool = uneven_pool(s, t, &wall, 0);
-    for (int i = 0; i < 40; i++) uneven_step(pool, s, t);
-    sim_run(-1);
-    p = get(pool, MIB(150), t);
-    EXPECT_EQ(sim_blocking_calls(), 0);
-    OK(galloc_free(p, t));
-    OK(galloc_free(wall, s));
-    pool_end(pool);
-    finish();
-}
-
 /* In the first capture that is too late: but the next call on the stream makes up for what was left out, or the one
    behind it where the driver refuses the event. */
 TEST(a_capture_asks_for_the_marks_that_were_left_out)
