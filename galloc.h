@@ -661,8 +661,9 @@ typedef struct galloc_stream_stats {
     unsigned long long context_id; /* cuCtxGetId: distinguishes the legacy streams of several devices */
     size_t stranded;               /* free bytes that other streams cannot reuse yet, since this stream's work with them
                                       is not known to be complete. Bytes that several streams used count for each */
-    size_t unmarked;               /* bytes freed on the stream since the last event recorded on it: until the next
-                                      event no other stream can reuse them, not even by a wait */
+    size_t unmarked;               /* bytes freed on the stream since the last event recorded on it, and bytes that
+                                      galloc_resize took from blocks, also those that rounding leaves them: until the
+                                      next event no other stream can reuse them, not even by a wait */
 } galloc_stream_stats;
 
 #define GALLOC_REPORT_STREAMS 8
