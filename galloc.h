@@ -7445,7 +7445,7 @@ static void gai_pool_note(galloc_pool *pool, CUresult result)
     if (gai_is_sticky(result)) result = gai_context_error(pool->context);
     if (!gai_is_sticky(result) && !gai_is_driver_gone(result)) return;
     gai_lock_on(&pool->lock);
-    if (!pool->broken || gai_is_driver_gone(result)) gai_store(&pool->broken, (uint64_t)result);
+    if (!pool->broken) gai_store(&pool->broken, (uint64_t)result);
     gai_pool_shut_caches(pool);
     gai_lock_off(&pool->lock);
 }

@@ -1475,6 +1475,7 @@ TEST(the_driver_goes_in_the_middle_of_a_free_after_an_error)
     sim_hook(exit_before_the_record, NULL);
     OK(galloc_free(q, s));
     sim_hook(NULL, NULL);
+    FAILS(galloc_pool_reserve(pool, MIB(100)), cudaErrorCudartUnloading);
     FAILS(galloc_pool_malloc(pool, &none, MIB(100), s), cudaErrorCudartUnloading);
     OK(galloc_pool_destroy(pool));
     OK(galloc_shutdown());

@@ -1182,7 +1182,7 @@ static void end_the_group(const char *function, int locks)
 /* A group ends while another call, which ends a capture or the group, has found it and is about to use it. */
 TEST(a_group_ends_in_the_middle_of_another_call)
 {
-    for (int release = 0; release < 2; release++) {
+    for (int release = 0; release < 3; release++) {
         int gone = 0, over = 1;
         for (int step = 0; over; step++) {
             begin();
@@ -1193,7 +1193,7 @@ TEST(a_group_ends_in_the_middle_of_another_call)
             if (release) OK(galloc_graph_end(other_end.group));
             other_end.left = step;
             inside_on_step = end_the_group;
-            cudaError_t error = release ? galloc_graph_release(other_end.group, GALLOC_NO_STREAM)
+            cudaError_t error = release ? galloc_graph_release(other_end.group, release == 1 ? GALLOC_NO_STREAM : s)
                                         : galloc_graph_end(other_end.group);
             inside_on_step = NULL;
             over = other_end.over;
