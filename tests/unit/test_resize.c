@@ -996,8 +996,8 @@ TEST(a_block_with_room_grows_on_a_new_stream_without_the_host)
 {
     static const char *const settings[] = {"", "wait_limit_ms:0", "throw_on_cudamalloc_oom:True"};
     for (int i = 0; i < 3; i++) {
-        for (int k = 0; k < 24; k++) { /* shrunk; grown, given over used pages; guards: new, shrunk, not grown */
-            int how = k % 6, several = k / 6 % 2, per_thread = k / 12;
+        for (int k = 0; k < 28; k++) { /* shrunk; grown, given over used pages; guards: new, shrunk, not grown, gone */
+            int how = k % 7, several = k / 7 % 2, per_thread = k / 14;
             begin_still();
             galloc_config config = frugal(GIB(1), ALL);
             if (how == 2) config.expandable_segments = 0;
@@ -1010,8 +1010,9 @@ TEST(a_block_with_room_grows_on_a_new_stream_without_the_host)
             char *p = get_growable(pool, how == 2 ? PAGE + KIB(8) : PAGE, how == 1 ? PAGE : 8 * PAGE, s);
             if (how == 1) OK(galloc_free(get_used(pool, PAGE, s, 1), s)); /* is behind it */
             put(s, p, PAGE, 2);
+            if (how == 6) OK(galloc_record_stream(p, other)); /* so there is no next guard */
             if (how == 0 || how == 4) OK(galloc_resize(p, KIB(8), s));
-            if (how == 1) OK(galloc_resize(p, PAGE + 1000, s));
+            if (how == 1 || how == 6) OK(galloc_resize(p, PAGE + 1000, s));
             if (how == 5) EXPECT_EQ(galloc_resize(p, GIB(800), s), cudaErrorNotSupported);
             order(s, t);
             size_t bytes = how == 0 ? KIB(64) : how == 1 ? PAGE + KIB(1) : PAGE + KIB(64);
