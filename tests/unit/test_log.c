@@ -337,6 +337,58 @@ TEST(a_limit_names_no_pages_where_there_are_none)
     finish();
 }
 
+static struct {
+    galloc_pool *pool; /* another one */
+    void *held;        /* of it */
+    int left;          /* looks at the limits until that is freed */
+} lender;
+
+static void *free_what_is_held(void *unused)
+{
+    OK(cudaSetDevice(0));
+    OK(galloc_free(lender.held, 0));
+    OK(galloc_pool_trim(lender.pool, 0, NULL));
+    return unused;
+}
+
+static void let_another_thread_free(void)
+{
+    pthread_t thread;
+    if (lender.left-- != 0) return;
+    inside_on_budget = NULL;
+    EXPECT_EQ(pthread_create(&thread, NULL, free_what_is_held, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+}
+
+/* Nor where the limit has room by the time it is named. */
+TEST(a_limit_that_has_room_meanwhile_names_no_pages)
+{
+    int refused = 0, over = 0;
+    for (int look = 0; !over; look++) {
+        begin();
+        galloc_config config = galloc_config_default();
+        void *p = NULL;
+        OK(galloc_config_parse(&config, "backend:cudaMalloc,device_limit:3M", NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        lender.pool = pool_new(&config);
+        lender.held = get(lender.pool, MIB(2), 0);
+        lender.left = look;
+        inside_on_budget = let_another_thread_free;
+        cudaError_t error = galloc_pool_malloc(pool, &p, KIB(2500), 0);
+        over = inside_on_budget != NULL;
+        inside_on_budget = NULL;
+        if (error) EXPECT(says("the device_limit is 3145728") && !strstr(galloc_last_message(), "pages have"));
+        else OK(galloc_free(p, 0));
+        refused += error && !over;
+        if (over) OK(galloc_free(lender.held, 0));
+        pool_end(pool);
+        pool_end(lender.pool);
+        finish();
+        if (!EXPECT(look < 100)) break;
+    }
+    EXPECT(refused > 0);
+}
+
 /* ---- how much is logged ------------------------------------------------------------------------------------------ */
 
 TEST(the_level_of_the_log_is_that_of_the_variable)
