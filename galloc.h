@@ -18988,7 +18988,6 @@ static size_t gai_pool_end_quarantine(galloc_pool *pool, int waits)
     }
     gai_lock_off(&pool->lock);
     if (site.handle) (void)gai_cu.StreamDestroy(site.handle);
-    gai_pool_sweep_lost(pool);
     return freed;
 }
 

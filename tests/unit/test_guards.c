@@ -3370,11 +3370,13 @@ TEST(a_default_stream_has_no_work_of_debug_left)
     }
 }
 
-/* The wait fails once: the next allocation waits again, for the bytes that it gets are still to be poisoned. */
-TEST(a_default_stream_is_waited_for_again_after_a_wait_that_failed)
+/* The wait fails, and the one after it: the next allocation waits again, for the bytes that it gets are still to be
+   poisoned. If the second wait succeeds, it does not. */
+TEST(a_default_stream_is_waited_for_again_after_waits_that_failed)
 {
-    for (int i = 0; i < 2; i++) {
-        cudaStream_t zero = i ? cudaStreamPerThread : cudaStreamLegacy;
+    for (int i = 0; i < 4; i++) {
+        cudaStream_t zero = i % 2 ? cudaStreamPerThread : cudaStreamLegacy;
+        int both = i / 2;
         begin_still();
         cudaStream_t s = stream_new();
         galloc_config config = galloc_config_default();
@@ -3384,11 +3386,12 @@ TEST(a_default_stream_is_waited_for_again_after_a_wait_that_failed)
         OK(cudaDeviceSynchronize());
         OK(galloc_free(p, zero));
         long calls = sim_calls("cuStreamSynchronize");
-        sim_fail("cuStreamSynchronize", 1, 0, cudaErrorUnknown);
+        sim_fail("cuStreamSynchronize", 1, both, cudaErrorUnknown);
         q = get(pool, KIB(1), zero);
-        EXPECT_EQ(sim_failed(), 1);
+        EXPECT_EQ(sim_failed(), 1 + both);
+        sim_fail_clear();
         p = get(pool, KIB(1020), zero);
-        EXPECT_EQ(sim_calls("cuStreamSynchronize"), calls + 2);
+        EXPECT_EQ(sim_calls("cuStreamSynchronize"), calls + 2 + both);
         put(s, p, KIB(1020), 1); /* S may: the device was waited for before the free */
         OK(cudaStreamSynchronize(s));
         OK(galloc_free(p, zero));
