@@ -7156,19 +7156,22 @@ static int gai_capture_need_rest(galloc_pool *pool, gai_capture *capture, const 
    driver refused its context or capture. [lock], released to ask the driver. */
 static gai_stream *gai_stream_introduce(galloc_pool *pool, gai_site *site)
 {
-    gai_capture *capture = site->capture ? gai_capture_find(pool, site->capture) : NULL;
+    gai_capture *capture = NULL;
     gai_stream *stream;
+    int is_new = site->capture && !gai_capture_find(pool, site->capture);
     gai_lock_off(&pool->lock);
     site->refused = gai_site_context(site);
     if (!site->refused && site->context != pool->context && !gai_context_know(site->context, site->context_id))
         site->refused = GAI_NO_HOST_MEMORY;
-    if (site->capture && !capture && !site->refused) gai_pool_note_capture(pool, site);
+    if (is_new && !site->refused) gai_pool_note_capture(pool, site);
     gai_lock_on(&pool->lock);
     if (site->capture) {
         gai_pool_reap(pool);
         capture = gai_capture_find(pool, site->capture);
     }
-    if (site->refused || (site->capture && !capture)) return NULL;
+    if (site->refused) return NULL;
+    if (site->capture && !capture) /* gone with its group, which another thread has released: it is recorded anew */
+        return is_new ? NULL : gai_stream_introduce(pool, site);
     if (capture && !gai_capture_need_rest(pool, capture, site)) return NULL;
     stream = gai_stream_find(pool, site);
     if (!stream) stream = gai_stream_new(pool, site);

@@ -291,7 +291,8 @@ def _sweep():
 
 class Block:
     """Memory that is freed with the object, on the stream that it was allocated for. The object keeps the stream. If
-    the garbage collector finds both in a cycle, the memory is freed first: finalisers in the cycle must not use it."""
+    the garbage collector finds the object in a cycle, the memory may be freed first, and is if the stream is in that
+    cycle: finalisers in the cycle must not use it."""
 
     __slots__ = ("size", "pool", "_place", "_stream", "_reference", "_number", "_since", "_blocks", "_drop",
                  "__weakref__")

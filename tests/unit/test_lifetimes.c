@@ -1211,6 +1211,48 @@ TEST(a_group_ends_in_the_middle_of_another_call)
     }
 }
 
+/* A group ends in the middle of a call on a stream that has just joined a capture of the group: the call succeeds. */
+TEST(a_group_ends_in_the_middle_of_a_call_of_its_capture)
+{
+    for (int frees = 0; frees < 2; frees++) {
+        int over = 1;
+        for (int step = 0; over; step++) {
+            begin();
+            memset(&other_end, 0, sizeof other_end);
+            cudaStream_t s = stream_new(), joined = stream_new();
+            cudaGraph_t graph = NULL;
+            galloc_pool *pool = pool_new(NULL);
+            void *p, *q = NULL;
+            other_end.stream = stream_new();
+            OK(galloc_graph_begin(&other_end.group, pool, s));
+            OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+            p = get(pool, MIB(1), s);
+            order(s, joined);
+            other_end.left = step;
+            inside_on_step = end_the_group;
+            if (frees) OK(galloc_free(p, joined));
+            else OK(galloc_pool_malloc(pool, &q, MIB(1), joined));
+            inside_on_step = NULL;
+            over = other_end.over;
+            EXPECT_EQ(galloc_pool_check(pool), 0);
+            if (over) OK(other_end.error);
+            else OK(galloc_graph_end(other_end.group));
+            if (!frees) OK(galloc_free(q, joined));
+            order(joined, s);
+            if (!frees) OK(galloc_free(p, s));
+            OK(cudaStreamEndCapture(s, &graph));
+            OK(cudaGraphDestroy(graph));
+            if (!over) OK(galloc_graph_release(other_end.group, other_end.stream));
+            pool_end(pool);
+            stream_end(s);
+            stream_end(joined);
+            stream_end(other_end.stream);
+            finish();
+            EXPECT(step < 100);
+        }
+    }
+}
+
 static struct {
     galloc_pool *pool;
     pthread_t first, second;
