@@ -352,23 +352,34 @@ TEST(a_free_waits_for_noted_uses_on_each_legacy_stream)
     }
 }
 
-/* One whose context has ended has nothing to wait for: the free succeeds. */
+/* One whose context has ended has nothing to wait for. The free waits for the others, noted before or after it. */
 TEST(a_noted_use_on_the_legacy_stream_of_a_context_that_has_ended)
 {
-    start();
-    CUcontext green = NULL, own = NULL;
-    cudaStream_t s = stream_new();
-    char *p = alloc(MIB(1));
-    OK(cuCtxGetCurrent(&own));
-    OK(sim_green_create(&green, 0));
-    OK(cuCtxSetCurrent(green));
-    OK(galloc_record_stream(p, cudaStreamLegacy));
-    OK(cuCtxSetCurrent(own));
-    OK(sim_green_destroy(green));
-    OK(cudaFreeAsync(p, s));
-    EXPECT(info_of(p).state != GALLOC_STATE_USED);
-    stream_end(s);
-    no_findings();
+    enum { LONG = 50 };
+    for (int first = 0; first < 2; first++) {
+        start();
+        CUcontext green = NULL, own = NULL;
+        cudaStream_t s = stream_new();
+        char *p = alloc(MIB(1));
+        galloc_pool *pool = info_of(p).pool;
+        int done = 0;
+        sim_access access = {p, KIB(64), SIM_WRITE, 1};
+        OK(cuCtxGetCurrent(&own));
+        if (first) OK(galloc_record_stream(p, cudaStreamLegacy));
+        OK(sim_green_create(&green, 0));
+        OK(cuCtxSetCurrent(green));
+        OK(galloc_record_stream(p, cudaStreamLegacy));
+        OK(cuCtxSetCurrent(own));
+        if (!first) OK(galloc_record_stream(p, cudaStreamLegacy));
+        OK(sim_green_destroy(green));
+        for (int i = 0; i < LONG; i++) OK(sim_launch_call(cudaStreamLegacy, &access, 1, count, &done));
+        OK(cudaFreeAsync(p, s));
+        EXPECT_EQ(done, LONG);
+        EXPECT(info_of(p).state != GALLOC_STATE_USED);
+        OK(galloc_pool_trim(pool, 0, NULL));
+        stream_end(s);
+        no_findings();
+    }
 }
 
 /* Where that wait is not possible, the memory stays the program's. */
@@ -559,28 +570,36 @@ TEST(several_devices)
     no_findings();
 }
 
-/* Work in each context that galloc has met is waited for, whichever it met first. */
+/* Work in each context that galloc has met is waited for, whichever it met first, and whichever of them has ended or
+   failed since. */
 TEST(a_free_waits_for_work_in_several_contexts)
 {
     enum { N = 3 };
-    CUcontext context[N] = {NULL}, now = NULL;
-    CUstream stream[N] = {NULL};
-    int done[N] = {0};
-    start();
-    OK(cudaSetDevice(0));
-    char *p = alloc(MIB(1));
-    for (int i = 0; i < N; i++) {
-        sim_access access = {p + (size_t)i * KIB(64), KIB(64), SIM_WRITE, (uint64_t)i + 1};
-        OK(cuCtxCreate(&context[i], NULL, 0, 0));
-        OK(cuStreamCreate(&stream[i], CU_STREAM_NON_BLOCKING));
-        OK(galloc_record_stream(p, stream[i]));
-        for (int k = 0; k < 20 * (N - i); k++) OK(sim_launch_call(stream[i], &access, 1, count, &done[i]));
-        OK(cuCtxPopCurrent(&now));
+    for (int out = -1; out < 2 * N; out++) {
+        CUcontext context[N] = {NULL}, now = NULL;
+        CUstream stream[N] = {NULL};
+        int done[N] = {0};
+        start();
+        OK(cudaSetDevice(0));
+        char *p = alloc(MIB(1));
+        for (int i = 0; i < N; i++) {
+            sim_access access = {p + (size_t)i * KIB(64), KIB(64), SIM_WRITE, (uint64_t)i + 1};
+            OK(cuCtxCreate(&context[i], NULL, 0, 0));
+            OK(cuStreamCreate(&stream[i], CU_STREAM_NON_BLOCKING));
+            OK(galloc_record_stream(p, stream[i]));
+            for (int k = 0; i != out % N && k < 20 * (N - i); k++)
+                OK(sim_launch_call(stream[i], &access, 1, count, &done[i]));
+            OK(cuCtxPopCurrent(&now));
+        }
+        if (out >= N) sim_context_fail(context[out % N], cudaErrorIllegalAddress);
+        else if (out >= 0) OK(cuCtxDestroy(context[out]));
+        OK(cudaFree(p));
+        for (int i = 0; i < N; i++)
+            if (out < 0 || i != out % N) EXPECT_EQ(done[i], 20 * (N - i));
+        for (int i = 0; i < N; i++)
+            if (i != out) OK(cuCtxDestroy(context[i]));
+        no_findings();
     }
-    OK(cudaFree(p));
-    for (int i = 0; i < N; i++) EXPECT_EQ(done[i], 20 * (N - i));
-    for (int i = 0; i < N; i++) OK(cuCtxDestroy(context[i]));
-    no_findings();
 }
 
 /* A context of the program's own stays current, and the memory is free once no context of the device uses it. */
