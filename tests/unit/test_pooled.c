@@ -626,6 +626,38 @@ TEST(a_run_without_host_memory_for_its_marks_is_one_slot)
     EXPECT(served > 0 && served < 40);
 }
 
+/* Nor does a run take marks that are promised, where many streams have used the memory: it is cut from the middle. */
+TEST(a_run_of_memory_that_many_streams_used_takes_no_promised_marks)
+{
+    enum { STREAMS = 12, MARKS = 8 * STREAMS };
+    for (size_t spare = 0; spare < MARKS; spare++) {
+        begin_still();
+        cudaStream_t s = stream_new(), users[STREAMS + 1];
+        galloc_config config = pooled(MIB(6));
+        config.lane_bytes = 0;
+        galloc_pool *pool = pool_new(&config);
+        char *before = get_used(pool, KIB(1536), s, 1), *shared = get_used(pool, MIB(4), s, 1);
+        void *rest = get(pool, KIB(512), s);
+        EXPECT(shared == before + KIB(1536));
+        for (int i = 0; i <= STREAMS; i++) {
+            users[i] = stream_new();
+            order(s, users[i]);
+            look(users[i], i < STREAMS ? shared : before, KIB(512), 1);
+        }
+        OK(galloc_free_after(before, users, STREAMS + 1));
+        OK(galloc_free_after(shared, users, STREAMS));
+        EXPECT(inside_leave_marks(pool, spare));
+        void *p = get(pool, KIB(512), s);
+        EXPECT(p == shared);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        OK(galloc_free(p, s));
+        OK(galloc_free(rest, s));
+        sim_run(-1);
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* Idle memory in slots is memory above gc_threshold, too. */
 TEST(idle_slots_are_collected)
 {
