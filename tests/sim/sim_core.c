@@ -61,11 +61,15 @@ static void make_mutex(void) {
 }
 
 /* A fork waits until no other thread is inside a call. The child makes the lock anew: it could not release one that a
-   thread of its parent took. */
+   thread of its parent took. As with a GPU, a device that the parent has started is of no use to the child. */
 #ifndef __SANITIZE_THREAD__ /* which takes the child's new lock for the old one, and that for held */
 static void before_fork(void) { pthread_mutex_lock(&mutex); }
 static void after_fork(void) { pthread_mutex_unlock(&mutex); }
-#define HEED_FORKS() pthread_atfork(before_fork, after_fork, make_mutex)
+static void begin_child(void) {
+    make_mutex();
+    sm.forked = sm.used;
+}
+#define HEED_FORKS() pthread_atfork(before_fork, after_fork, begin_child)
 #else
 #define HEED_FORKS() 0
 #endif
@@ -556,13 +560,14 @@ static int use_current(int fn) {
 static int begin_runtime(int fn) {
     sm.initialised = true;
     if (!(function_flags[fn] & F_CTX)) return 0;
+    sm.used = true;
     sm_thread *t = sm_self();
     bind_context(t);
     return use_current(fn);
 }
 
 static int begin_driver(int fn) {
-    if (fn == FN_cuInit) sm.initialised = true;
+    if (fn == FN_cuInit) sm.initialised = sm.used = true;
     if (!sm.initialised && !(function_flags[fn] & F_EARLY)) return E_NOT_INITIALIZED;
     return function_flags[fn] & F_CTX ? use_current(fn) : 0;
 }
@@ -594,6 +599,7 @@ int sm_begin(int fn) {
     charge_ns(function_ns[fn]);
     if (sm_self()->calling) return E_NOT_PERMITTED;
     if (sm.exiting) return E_EXITING;
+    if (sm.forked && ~flags & (F_SURE | F_ALWAYS)) return E_NOT_INITIALIZED;
     if (sm.nfaults && !(flags & F_WORK)) {
         int error = fault_of(fn);
         if (error) return error;

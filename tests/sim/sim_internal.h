@@ -448,6 +448,7 @@ typedef struct sm_state {
     sim_options opt;
     size_t granule; /* the least granularity of a device */
     bool started, initialised, exiting;
+    bool used, forked; /* this process has called cuInit or used a device; its parent had */
     bool user;                     /* started without sim_start */
     unsigned long long generation; /* counts calls of sim_start */
     uint64_t random;

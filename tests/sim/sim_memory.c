@@ -175,7 +175,9 @@ static bool handle_back(sm_handle *h) {
 static void handle_free(sm_handle *h) {
     if (h->view) {
         munmap(h->view, h->size);
-        fallocate(sm.device[h->device].memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, h->offset, (off_t)h->size);
+        if (!sm.forked) /* else it is the parent's memory */
+            fallocate(sm.device[h->device].memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, h->offset,
+                      (off_t)h->size);
     }
     sm_pages_drop(h);
     free(h);

@@ -1750,6 +1750,42 @@ TEST(a_child_of_fork_may_call_whatever_other_threads_did)
     OK(cudaGetLastError()); /* the parent goes on */
 }
 
+/* The parent's device is of no use to a child: it neither runs work that was queued nor changes memory. */
+TEST(a_child_of_fork_leaves_the_device_of_its_parent_alone)
+{
+    enum { BYTES = 4096 };
+    int go[2], status = -1;
+    char byte = 0, *p = NULL;
+    sim_options options = sim_defaults();
+    options.mode = SIM_BACKED;
+    options.pace = SIM_PACE_STILL;
+    EXPECT_EQ(sim_start(&options), 0);
+    cudaStream_t s = stream();
+    OK(cudaMalloc((void **)&p, BYTES));
+    OK(cudaMemsetAsync(p, 1, BYTES, s));
+    EXPECT_EQ(pipe(go), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        int failed = read(go[0], &byte, 1) != 1;
+        failed |= cudaStreamSynchronize(s) != cudaErrorInitializationError;
+        failed |= cudaFree(p) != cudaErrorInitializationError;
+        failed |= cudaGetLastError() != cudaErrorInitializationError;
+        sim_stop();
+        _exit(failed || sim_start(&options) || cudaMalloc((void **)&p, BYTES)); /* a device of its own */
+    }
+    OK(cudaMemsetAsync(p, 2, BYTES, s));
+    OK(cudaStreamSynchronize(s));
+    EXPECT_EQ(write(go[1], "", 1), 1);
+    EXPECT(child > 0 && waitpid(child, &status, 0) == child);
+    EXPECT_EQ(status, 0);
+    OK(cudaMemcpy(&byte, p, 1, cudaMemcpyDeviceToHost));
+    EXPECT_EQ(byte, 2);
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+    OK(cudaFree(p));
+    close(go[0]);
+    close(go[1]);
+}
+
 TEST(streams_say_what_they_are)
 {
     start();
