@@ -127,6 +127,9 @@ static int environment_is(const char *name, const char *value)
       (CUstream, CUgraph, const CUgraphNode *, const void *, size_t, CUstreamCaptureMode))                             \
     X(capture_end, "cuStreamEndCapture", 10000, 0, "cuStreamEndCapture", (CUstream, CUgraph *))                        \
     X(capture_end_own, "cuStreamEndCapture", 10000, 1, "cuStreamEndCapture_ptsz", (CUstream, CUgraph *))               \
+    X(context_destroy, "cuCtxDestroy", 4000, 0, "cuCtxDestroy_v2", (CUcontext))                                        \
+    X(green_destroy, "cuGreenCtxDestroy", 12040, 0, "cuGreenCtxDestroy", (void *))                                     \
+    X(reset, "cuDevicePrimaryCtxReset", 11000, 0, "cuDevicePrimaryCtxReset_v2", (CUdevice))                            \
     COPY_HOOKS(X)
 
 /* Copies, in both forms. */
@@ -649,6 +652,73 @@ static CUresult look_at(CUcontext context, unsigned long long id, int *alive)
     return result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT ? CUDA_SUCCESS : result;
 }
 
+/* ---- the end of contexts ----------------------------------------------------------------------------------------- */
+
+/* While a context ends, no other thread may be in a call of galloc, which may be about to use its events. So a call
+   that ends a context waits until no thread is in a hook, and meanwhile none comes in. */
+enum { GATES = 64 };
+
+static struct {
+    _Alignas(64) int inside; /* threads in hooks */
+} gates[GATES];
+
+static int ending;                                            /* 1: no thread comes in */
+static pthread_mutex_t end_lock = PTHREAD_MUTEX_INITIALIZER; /* of contexts that end, one after the other */
+
+static int *own_gate(void)
+{
+    static int threads;
+    static __thread int number; /* of the thread's gate, from 1 on */
+    if (!number) number = 1 + (int)((unsigned)__atomic_fetch_add(&threads, 1, __ATOMIC_RELAXED) % GATES);
+    return &gates[number - 1].inside;
+}
+
+static void rest(void)
+{
+    static const struct timespec moment = { 0, 50000 };
+    (void)nanosleep(&moment, NULL);
+}
+
+static void go_out(void) { (void)__atomic_sub_fetch(own_gate(), 1, __ATOMIC_SEQ_CST); }
+
+static void come_in(void)
+{
+    for (;;) {
+        (void)__atomic_add_fetch(own_gate(), 1, __ATOMIC_SEQ_CST);
+        if (!__atomic_load_n(&ending, __ATOMIC_SEQ_CST)) return;
+        go_out();
+        rest();
+    }
+}
+
+static int anybody_is_in(void)
+{
+    int i;
+    for (i = 0; i < GATES && !__atomic_load_n(&gates[i].inside, __ATOMIC_SEQ_CST); i++) continue;
+    return i < GATES;
+}
+
+/* A thread in a hook may wait for the device, and that for a thread that has to come in; so all may now and then.
+   After a second the context ends all the same, since that wait may be for its end. */
+static void close_gates(void)
+{
+    int tries = 10, left;
+    (void)pthread_mutex_lock(&end_lock);
+    while (tries-- > 0) {
+        __atomic_store_n(&ending, 1, __ATOMIC_SEQ_CST);
+        for (left = 1000; left > 0 && anybody_is_in(); left--) rest();
+        if (left) return;
+        __atomic_store_n(&ending, 0, __ATOMIC_SEQ_CST);
+        rest();
+    }
+}
+
+static void open_gates(void)
+{
+    __atomic_store_n(&ending, 0, __ATOMIC_SEQ_CST);
+    (void)pthread_mutex_unlock(&end_lock);
+}
+
 /* ---- other contexts ---------------------------------------------------------------------------------------------- */
 
 /* Those of the program that are not the primary one of their device: their work may use galloc's memory, and no stream
@@ -669,7 +739,9 @@ static int known_overflow; /* 1: no host memory for one of all these, or no answ
 static void forked_child(void)
 {
     forked = __atomic_load_n(&met, __ATOMIC_RELAXED);
-    lock = stream_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    lock = stream_lock = end_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    memset(gates, 0, sizeof gates);
+    ending = 0;
 }
 
 /* Takes note of a context; the caller may give any. */
@@ -762,11 +834,16 @@ static CUresult device_of_stream(CUstream stream, device **found)
 static int enter(void)
 {
     if (!find_hooks() || !driver_found || forked || inside) return 0;
+    come_in();
     inside = 1;
     return 1;
 }
 
-static void leave(void) { inside = 0; }
+static void leave(void)
+{
+    inside = 0;
+    go_out();
+}
 
 /* Whether an address lies in galloc's memory, and what it is. An address that a reset has taken is the driver's. */
 static int is_ours(CUdeviceptr address, galloc_pointer *info)
@@ -1157,6 +1234,16 @@ static CUresult wait_for_context(void)
     return result ? result : cu.MemFreeHost(fence);
 }
 
+/* The same in no hook: other threads may end other contexts, and the work may be waiting for that. */
+static CUresult wait_outside(void)
+{
+    CUresult result;
+    go_out();
+    result = wait_for_context();
+    come_in();
+    return result;
+}
+
 /* Waits for one of the other contexts. In one that has failed for good, where each call returns that error, nothing
    runs any more. */
 static CUresult wait_for_other(const known_context *c)
@@ -1207,7 +1294,7 @@ static CUresult wait_for_device(device *d)
     (void)pthread_mutex_lock(&stream_lock);
     orphans = d->orphans;
     (void)pthread_mutex_unlock(&stream_lock);
-    result = wait_for_context();
+    result = wait_outside();
     if (result) return result;
     (void)pthread_mutex_lock(&stream_lock);
     if (d->waited < orphans) d->waited = orphans;
@@ -1322,6 +1409,43 @@ CUresult CUDAAPI on_free_async_own(CUdeviceptr p, CUstream stream)
     if (give_on_stream(p, per_thread(stream), &result)) return result;
     return DRIVER(free_async_own, (p, stream));
 }
+
+/* ---- the calls that end contexts --------------------------------------------------------------------------------- */
+
+#define END_CONTEXT(id, arguments)                         \
+    do {                                                   \
+        CUresult result_;                                  \
+        if (!enter()) return DRIVER(id, arguments);        \
+        leave();                                           \
+        close_gates();                                     \
+        inside = 1;                                        \
+        result_ = real.id arguments;                       \
+        inside = 0;                                        \
+        open_gates();                                      \
+        return result_;                                    \
+    } while (0)
+
+/* Waits for the work of a context that is about to end: it may need other threads, which may have to come in. */
+static void wait_for_last_work(CUcontext context)
+{
+    unsigned long long id;
+    scope s;
+    if (!enter()) return;
+    if (!cu.CtxGetId(context, &id) && !scope_enter(&s, context)) {
+        (void)wait_outside();
+        scope_leave(&s);
+    }
+    leave();
+}
+
+CUresult CUDAAPI on_context_destroy(CUcontext context)
+{
+    if (context) wait_for_last_work(context);
+    END_CONTEXT(context_destroy, (context));
+}
+
+CUresult CUDAAPI on_green_destroy(void *green) { END_CONTEXT(green_destroy, (green)); }
+CUresult CUDAAPI on_reset(CUdevice ordinal) { END_CONTEXT(reset, (ordinal)); }
 
 /* ---- questions --------------------------------------------------------------------------------------------------- */
 

@@ -262,6 +262,7 @@ static const struct {
     MORE("cuDeviceGetDefaultMemPool", 11020, cuDeviceGetDefaultMemPool),
     MORE("cuDeviceGetMemPool", 11020, cuDeviceGetMemPool), MORE("cuDeviceSetMemPool", 11020, cuDeviceSetMemPool),
     MORE("cuMemPoolSetAccess", 11020, cuMemPoolSetAccess), MORE("cuCtxEnablePeerAccess", 4000, cuCtxEnablePeerAccess),
+    MORE("cuCtxDestroy", 4000, cuCtxDestroy_v2),
     MORE("cuDevicePrimaryCtxReset", 11000, cuDevicePrimaryCtxReset_v2),
     MORE("cuStreamCreateWithPriority", 5050, cuStreamCreateWithPriority),
     MORE("cuCtxSynchronize", 2000, wait_and_tell), MORE("cuMemGetInfo", 99000, newer_form),

@@ -53,6 +53,7 @@
     X(Retain, "cuDevicePrimaryCtxRetain", 7000, 0, cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))                  \
     X(Reset, "cuDevicePrimaryCtxReset", 11000, 0, cuDevicePrimaryCtxReset_v2, (CUdevice))                              \
     X(CtxCreate, "cuCtxCreate", 3020, 0, cuCtxCreate_v2, (CUcontext *, unsigned, CUdevice))                            \
+    X(CtxDestroy, "cuCtxDestroy", 4000, 0, cuCtxDestroy_v2, (CUcontext))                                               \
     X(CtxSet, "cuCtxSetCurrent", 4000, 0, cuCtxSetCurrent, (CUcontext))                                                \
     X(CtxWait, "cuCtxSynchronize", 2000, 0, cuCtxSynchronize, (void))                                                  \
     X(StreamCreate, "cuStreamCreate", 2000, 0, cuStreamCreate, (CUstream *, unsigned))                                 \
@@ -1677,6 +1678,57 @@ TEST(free_on_request_after_a_context_has_ended)
     write_on(stream, q, 3 * MiB);
     OK(cu.Free(q));
     EXPECT(!sim_stream_done(stream));
+    finish();
+}
+
+static pthread_t second;
+static int asks_for_event, has_second; /* of the second thread: it is in the call */
+
+static void be_slow(const char *function)
+{
+    if (!__atomic_load_n(&has_second, __ATOMIC_ACQUIRE) || !pthread_equal(pthread_self(), second)) return;
+    if (strcmp(function, "cuEventQuery") || __atomic_exchange_n(&asks_for_event, 1, __ATOMIC_SEQ_CST)) return;
+    usleep(20000);
+}
+
+static void *use_the_primary_context(void *unused)
+{
+    second = pthread_self();
+    __atomic_store_n(&has_second, 1, __ATOMIC_RELEASE);
+    OK(cu.CtxSet(primary[0]));
+    for (int i = 0; i < 1000 && !__atomic_load_n(&asks_for_event, __ATOMIC_ACQUIRE); i++) {
+        CUdeviceptr p = alloc(3 * MiB), q = alloc(9 * MiB);
+        OK(cu.Free(p));
+        OK(cu.Free(q));
+    }
+    return unused;
+}
+
+/* CUDA's functions may be called while another thread ends a context that they do not use. galloc's calls, which may
+   look at an event of that context, are over by then. */
+TEST(a_context_ends_beside_calls_of_another_thread)
+{
+    CUcontext context = NULL;
+    CUdeviceptr p;
+    CUstream stream;
+    pthread_t thread;
+    begin(1);
+    p = alloc(4 * MiB);
+    OK(cu.CtxCreate(&context, 0, 0));
+    stream = stream_new();
+    write_on(stream, p, 4 * MiB);
+    OK(cu.FreeAsync(p, stream));
+    OK(cu.CtxWait());
+    OK(cu.StreamDestroy(stream));
+    sim_hook(be_slow, NULL);
+    EXPECT_EQ(pthread_create(&thread, NULL, use_the_primary_context, NULL), 0);
+    for (int i = 0; i < 10000 && !__atomic_load_n(&asks_for_event, __ATOMIC_ACQUIRE); i++) usleep(100);
+    EXPECT(asks_for_event);
+    OK(cu.CtxDestroy(context));
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    sim_hook(NULL, NULL);
+    OK(cu.CtxSet(primary[0]));
+    OK(cu.Free(alloc(3 * MiB)));
     finish();
 }
 
