@@ -2,6 +2,7 @@
    file with the implementation of galloc is compiled for the legacy one. */
 
 #define CUDA_API_PER_THREAD_DEFAULT_STREAM
+#define GALLOC_OVERRIDE_CUDA
 #include "setup.h"
 
 /* Memory that is freed on stream 0 stays that of the per-thread stream: the legacy stream does not get it. */
@@ -27,6 +28,20 @@ TEST(stream_0_of_this_file_frees_on_the_per_thread_stream)
         pool_end(pool);
         finish();
     }
+}
+
+/* So does cudaFreeAsync. A capture of that stream has both calls. */
+TEST(calls_in_place_of_cudas_take_stream_0_for_the_per_thread_stream)
+{
+    begin();
+    cudaGraph_t graph = NULL;
+    void *p = NULL;
+    OK(cudaStreamBeginCapture(cudaStreamPerThread, cudaStreamCaptureModeThreadLocal));
+    OK(cudaMallocAsync(&p, MIB(3), 0));
+    OK(cudaFreeAsync(p, 0));
+    OK(cudaStreamEndCapture(cudaStreamPerThread, &graph));
+    OK(cudaGraphDestroy(graph));
+    finish();
 }
 
 TEST_MAIN()
