@@ -925,6 +925,147 @@ TEST(pages_are_made_for_rdma_where_that_is_asked_for)
     }
 }
 
+static struct {
+    galloc_pool *pool;
+    pthread_t first, second;
+    int left, begun; /* steps until another thread sets other callbacks; it has begun to */
+    long calls;
+} other_callbacks;
+
+static int of_the_first_set(const galloc_report *report, void *user)
+{
+    (void)report;
+    EXPECT_EQ((uintptr_t)user, 1);
+    other_callbacks.calls++;
+    return 0;
+}
+
+static int of_the_second_set(const galloc_report *report, void *user)
+{
+    (void)report;
+    EXPECT_EQ((uintptr_t)user, 2);
+    other_callbacks.calls++;
+    return 0;
+}
+
+static void of_the_first_pages(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    (void)pool;
+    (void)addr;
+    (void)bytes;
+    EXPECT_EQ((uintptr_t)user, 1);
+}
+
+static void of_the_second_pages(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    (void)pool;
+    (void)addr;
+    (void)bytes;
+    EXPECT_EQ((uintptr_t)user, 2);
+}
+
+static void *set_the_second(void *unused)
+{
+    galloc_callbacks calls = {of_the_second_set, NULL, of_the_second_pages, of_the_second_pages, (void *)2};
+    OK(galloc_pool_set_callbacks(other_callbacks.pool, &calls));
+    return unused;
+}
+
+static void let_another_set(const char *function, int locks)
+{
+    (void)function;
+    if (locks > 1 || !pthread_equal(pthread_self(), other_callbacks.first) || other_callbacks.begun ||
+        other_callbacks.left-- != 0)
+        return;
+    other_callbacks.begun = 1;
+    EXPECT_EQ(pthread_create(&other_callbacks.second, NULL, set_the_second, NULL), 0);
+    usleep(2000); /* it may have to wait for this thread */
+}
+
+/* Another thread sets other callbacks at any moment of a request: each function gets the user that was set with it. */
+TEST(a_callback_gets_the_user_that_was_set_with_it)
+{
+    other_callbacks.calls = 0;
+    for (int step = 0; !step || other_callbacks.begun; step++) {
+        galloc_callbacks calls = {of_the_first_set, NULL, of_the_first_pages, of_the_first_pages, (void *)1};
+        begin();
+        other_callbacks.pool = pool_limited(MIB(8));
+        other_callbacks.first = pthread_self();
+        other_callbacks.begun = 0;
+        other_callbacks.left = step;
+        cudaStream_t s = stream_new();
+        OK(galloc_pool_set_callbacks(other_callbacks.pool, &calls));
+        void *p = get(other_callbacks.pool, MIB(4), s), *q = NULL;
+        inside_on_step = let_another_set;
+        EXPECT_EQ(galloc_pool_malloc(other_callbacks.pool, &q, MIB(6), s), cudaErrorMemoryAllocation);
+        OK(galloc_free(p, s));
+        OK(galloc_pool_trim(other_callbacks.pool, 0, NULL));
+        inside_on_step = NULL;
+        if (other_callbacks.begun) EXPECT_EQ(pthread_join(other_callbacks.second, NULL), 0);
+        pool_end(other_callbacks.pool);
+        finish();
+        EXPECT(step < 500);
+    }
+    EXPECT(other_callbacks.calls > 0);
+}
+
+static struct {
+    galloc_pool *pool;
+    int inside[2], go_on[2]; /* a thread is in on_oom, and may leave it */
+    int set;                 /* galloc_pool_set_callbacks has returned */
+} askers;
+
+static int stay_in_on_oom(const galloc_report *report, void *user)
+{
+    int which = report->asked > MIB(20);
+    (void)user;
+    __atomic_store_n(&askers.inside[which], 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&askers.go_on[which], __ATOMIC_ACQUIRE)) usleep(100);
+    return 0;
+}
+
+static void *run_out(void *which)
+{
+    void *p = NULL;
+    OK(cudaSetDevice(0));
+    EXPECT_EQ(galloc_pool_malloc(askers.pool, &p, which ? MIB(30) : MIB(10), NULL), cudaErrorMemoryAllocation);
+    return NULL;
+}
+
+static void *take_callbacks_away(void *unused)
+{
+    OK(galloc_pool_set_callbacks(askers.pool, NULL));
+    __atomic_store_n(&askers.set, 1, __ATOMIC_RELEASE);
+    return unused;
+}
+
+/* Two threads are in on_oom, and either leaves it first: new callbacks are set once both have left it. */
+TEST(callbacks_are_set_once_no_thread_is_in_an_old_one)
+{
+    for (int first = 0; first < 2; first++) {
+        galloc_callbacks calls = {stay_in_on_oom, NULL, NULL, NULL, NULL};
+        pthread_t thread[2], sets;
+        begin();
+        memset(&askers, 0, sizeof askers);
+        askers.pool = pool_limited(MIB(8));
+        OK(galloc_pool_set_callbacks(askers.pool, &calls));
+        for (int i = 0; i < 2; i++) {
+            EXPECT_EQ(pthread_create(&thread[i], NULL, run_out, i ? &askers : NULL), 0);
+            while (!__atomic_load_n(&askers.inside[i], __ATOMIC_ACQUIRE)) usleep(100);
+        }
+        __atomic_store_n(&askers.go_on[first], 1, __ATOMIC_RELEASE);
+        EXPECT_EQ(pthread_join(thread[first], NULL), 0);
+        EXPECT_EQ(pthread_create(&sets, NULL, take_callbacks_away, NULL), 0);
+        usleep(20000);
+        EXPECT(!__atomic_load_n(&askers.set, __ATOMIC_ACQUIRE));
+        __atomic_store_n(&askers.go_on[!first], 1, __ATOMIC_RELEASE);
+        EXPECT_EQ(pthread_join(thread[!first], NULL), 0);
+        EXPECT_EQ(pthread_join(sets, NULL), 0);
+        pool_end(askers.pool);
+        finish();
+    }
+}
+
 /* Nor on fixed segments, which are the driver's to make. A driver that does not know of it has none. */
 TEST(no_page_is_made_for_rdma_where_the_device_cannot)
 {

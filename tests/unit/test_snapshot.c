@@ -6,17 +6,22 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+static void (*before_rename)(void);
 static int rename_fails;  /* with this errno; 0: it does what it should */
 static char renamed[200]; /* the last file that got a new name */
 
 int rename(const char *from, const char *to)
 {
     int (*next)(const char *, const char *) = NULL;
+    void (*call)(void) = before_rename;
     *(void **)(void *)&next = dlsym(RTLD_NEXT, "rename");
+    before_rename = NULL;
+    if (call) call();
     errno = rename_fails;
     snprintf(renamed, sizeof renamed, "%s", from);
     return rename_fails ? -1 : next(from, to);
@@ -46,6 +51,42 @@ TEST(processes_that_save_to_one_path_write_files_of_their_own)
     unlink(path);
     EXPECT_EQ(rmdir(folder), 0);
     pool_end(pool);
+    finish();
+}
+
+static struct {
+    galloc_pool *pool;
+    const char *path;
+} save_again;
+
+static void *save_to_the_same_path(void *unused)
+{
+    OK(galloc_snapshot_save(save_again.pool, save_again.path));
+    return unused;
+}
+
+static void let_another_thread_save(void)
+{
+    pthread_t thread;
+    EXPECT_EQ(pthread_create(&thread, NULL, save_to_the_same_path, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+}
+
+/* So do two threads. */
+TEST(threads_that_save_to_one_path_write_files_of_their_own)
+{
+    char folder[] = "/tmp/galloc_snapshot.XXXXXX", path[100];
+    begin();
+    EXPECT(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/state.json", folder);
+    save_again.pool = pool_limited(SIZE_MAX);
+    save_again.path = path;
+    before_rename = let_another_thread_save;
+    OK(galloc_snapshot_save(save_again.pool, path));
+    EXPECT(!before_rename);
+    unlink(path);
+    EXPECT_EQ(rmdir(folder), 0);
+    pool_end(save_again.pool);
     finish();
 }
 
