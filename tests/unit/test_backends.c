@@ -1172,6 +1172,33 @@ TEST(what_the_driver_does_not_take_back_in_stream_order_waits_for_its_stream)
     }
 }
 
+/* A block cannot be made for lack of host memory, its memory cannot go back, and the driver does not tell what its pool
+   holds: the limit counts what is held all the same. */
+TEST(what_does_not_go_back_counts_though_the_driver_tells_nothing)
+{
+    int held = 0, failed = 1;
+    for (int nth = 1; failed; nth++) {
+        begin();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync,memory_limit:64M");
+        cudaStream_t s = stream_new();
+        void *p = NULL;
+        sim_fail("cuMemFreeAsync", 1, 0, cudaErrorUnknown);
+        sim_fail("cuMemPoolGetAttribute", 1, 1, cudaErrorUnknown);
+        sim_fail_malloc(nth, 0);
+        cudaError_t error = galloc_pool_malloc(pool, &p, MIB(1), s);
+        failed = sim_failed_mallocs() != 0;
+        held += error && stats_of(pool).reserved.current;
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        sim_fail_clear();
+        if (!error) OK(galloc_free(p, s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+        if (!EXPECT(nth < 100)) break;
+    }
+    EXPECT(held > 0);
+}
+
 /* A driver that runs out of memory gives up what its pools keep before it refuses: that is not held any more. */
 TEST(what_a_driver_gives_up_before_it_refuses_is_not_held)
 {

@@ -732,6 +732,60 @@ TEST(a_child_of_fork_can_say_that_it_is_one_whatever_other_threads_did)
     finish_logging();
 }
 
+static int torn, ends_setting; /* a function was called with the argument of the other one; no thread sets them */
+
+static void with_1(int level, const char *text, void *user)
+{
+    (void)level;
+    (void)text;
+    torn |= (uintptr_t)user != 1;
+}
+
+static void with_2(int level, const char *text, void *user)
+{
+    (void)level;
+    (void)text;
+    torn |= (uintptr_t)user != 2;
+}
+
+static void *set_in_turn(void *unused)
+{
+    while (!__atomic_load_n(&ends_setting, __ATOMIC_ACQUIRE)) {
+        galloc_set_log(with_2, (void *)2);
+        galloc_set_log(with_1, (void *)1);
+    }
+    return unused;
+}
+
+/* The child finds a function and its argument that were set together, whatever another thread was setting. */
+TEST(a_fork_while_the_function_is_set)
+{
+    enum { FORKS = 400 };
+    pthread_t thread;
+    void *p = NULL;
+    int failed = 0;
+    begin_logging(NULL);
+    OK(galloc_malloc(&p, 1, 0));
+    galloc_set_log(with_1, (void *)1);
+    ends_setting = 0;
+    EXPECT_EQ(pthread_create(&thread, NULL, set_in_turn, NULL), 0);
+    for (int i = 0; i < FORKS && !failed; i++) {
+        int status = -1;
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(10);
+            _exit(galloc_malloc(&p, 1, 0) != cudaErrorInitializationError || torn);
+        }
+        failed = child < 0 || waitpid(child, &status, 0) != child || status;
+    }
+    EXPECT(!failed);
+    __atomic_store_n(&ends_setting, 1, __ATOMIC_RELEASE);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    galloc_set_log(NULL, NULL);
+    OK(galloc_free(p, 0));
+    finish_logging();
+}
+
 /* What a default pool has to say of its settings does not take the place of why the call failed. */
 TEST(a_note_does_not_hide_an_error)
 {
