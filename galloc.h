@@ -17617,7 +17617,7 @@ static void gai_stat_held(galloc_pool *pool, size_t held, size_t coming)
     size_t before = reserved->current, blocks = before - pool->kept - pool->outside + coming;
     gai_stat_kept(pool, gai_left(held, blocks));
     if (reserved->current + coming > before) reserved->total += reserved->current + coming - before;
-    reserved->peak = gai_max(reserved->peak, reserved->current + coming);
+    reserved->peak = gai_max(reserved->peak, reserved->current);
     reserved->total -= coming;
 }
 
