@@ -143,7 +143,7 @@ try() { # name
 # ---- all of them ----------------------------------------------------------------------------------------------------
 
 # This script calls itself for what goes on side by side: `jobs` at a time, the next one when any of them has ended.
-side_by_side() { xargs -P "$jobs" -n 1 tests/mutants.sh "$@"; }
+side_by_side() { xargs -r -P "$jobs" -n 1 tests/mutants.sh "$@"; }
 
 case $1 in
 --device | --device_tsan)

@@ -1119,5 +1119,26 @@ TEST(threads)
     }
 }
 
+static void *use_one_stream(void *s)
+{
+    for (int i = 0; i < 300; i++) OK(galloc_free(get(shared, 1000, (cudaStream_t)s), (cudaStream_t)s));
+    return NULL;
+}
+
+/* Each free waits for the stream, which other threads use meanwhile. */
+TEST(threads_share_a_stream)
+{
+    with_tool();
+    pthread_t thread[THREADS];
+    shared = pool_expandable(1);
+    cudaStream_t s = stream_new();
+    for (int i = 0; i < THREADS; i++) pthread_create(&thread[i], NULL, use_one_stream, s);
+    for (int i = 0; i < THREADS; i++) pthread_join(thread[i], NULL);
+    EXPECT_EQ(galloc_pool_check(shared), 0);
+    stream_end(s);
+    pool_end(shared);
+    finish_told();
+}
+
 TEST_MAIN()
 #endif

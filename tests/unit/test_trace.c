@@ -569,6 +569,7 @@ TEST(no_row_is_lost_where_nothing_can_be_written_at_the_end_of_a_call)
 /* Another thread allocates and frees while the log is written. */
 static struct {
     int armed; /* the so many-th write waits for the other thread; 0: none does */
+    int rounds; /* for so long at most; 0: for ever */
     int now, done;
 } written;
 
@@ -578,38 +579,42 @@ size_t fwrite(const void *data, size_t size, size_t n, FILE *file)
     *(void **)(void *)&next = dlsym(RTLD_NEXT, "fwrite");
     if (n && written.armed > 0 && __atomic_sub_fetch(&written.armed, 1, __ATOMIC_ACQ_REL) == 0) {
         __atomic_store_n(&written.now, 1, __ATOMIC_RELEASE);
-        while (!__atomic_load_n(&written.done, __ATOMIC_ACQUIRE)) usleep(100);
+        for (int i = written.rounds; !__atomic_load_n(&written.done, __ATOMIC_ACQUIRE) && --i; usleep(100)) {}
     }
     return next(data, size, n, file);
 }
 
-static void *pair_meanwhile(void *arg)
+static void *pair_meanwhile(void *turns)
 {
-    (void)arg;
     while (!__atomic_load_n(&written.now, __ATOMIC_ACQUIRE)) usleep(100);
-    pairs(1, 1000);
+    pairs(*(int *)turns, 1000);
     __atomic_store_n(&written.done, 1, __ATOMIC_RELEASE);
     return NULL;
 }
 
+/* They fit, or are more than both halves have room for, so that the other thread has to wait. */
 TEST(rows_that_come_while_the_log_is_written_are_written_too)
 {
-    pthread_t thread;
-    begin();
-    log_to("log.csv");
-    pairs(1, 1000);
-    memset(&written, 0, sizeof written);
-    EXPECT_EQ(pthread_create(&thread, NULL, pair_meanwhile, NULL), 0);
-    __atomic_store_n(&written.armed, 1, __ATOMIC_RELEASE);
-    OK(galloc_annotate("now"));
-    EXPECT(written.now);
-    __atomic_store_n(&written.now, 1, __ATOMIC_RELEASE);
-    EXPECT_EQ(pthread_join(thread, NULL), 0);
-    OK(galloc_annotate("now"));
-    EXPECT_EQ(rows_in(path), 4);
-    OK(galloc_shutdown());
-    log_ends();
-    finish();
+    static int turns[] = {1, 3000};
+    for (int i = 0; i < 2; i++) {
+        pthread_t thread;
+        begin();
+        log_to("log.csv");
+        pairs(1, 1000);
+        memset(&written, 0, sizeof written);
+        written.rounds = i ? 500 : 0;
+        EXPECT_EQ(pthread_create(&thread, NULL, pair_meanwhile, &turns[i]), 0);
+        __atomic_store_n(&written.armed, 1, __ATOMIC_RELEASE);
+        OK(galloc_annotate("now"));
+        EXPECT(written.now);
+        __atomic_store_n(&written.now, 1, __ATOMIC_RELEASE);
+        EXPECT_EQ(pthread_join(thread, NULL), 0);
+        OK(galloc_annotate("now"));
+        EXPECT_EQ(rows_in(path), 2 + 2 * (size_t)turns[i]);
+        OK(galloc_shutdown());
+        log_ends();
+        finish();
+    }
 }
 
 /* Both threads are in the log function, so that the rows stay where they are. The first one finds both halves full, and
