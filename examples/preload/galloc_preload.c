@@ -874,7 +874,18 @@ static int is_still_ours(CUdeviceptr address, galloc_pointer *info)
 
 static int free_is_async; /* GALLOC_PRELOAD_FREE=async */
 static int captures;      /* that are under way; a capture that ends in an odd way may count for ever */
-static int waits;         /* for a context by cuCtxSynchronize: they are under way, or find captures and end */
+static int waits;         /* that would end a capture, for a context; and calls that record on the legacy stream */
+
+/* A call for a stream other than the legacy one records no event on that. */
+static void wait_begins(CUstream stream)
+{
+    if (stream == CU_STREAM_LEGACY) (void)__atomic_add_fetch(&waits, 1, __ATOMIC_SEQ_CST);
+}
+
+static void wait_ends(CUstream stream)
+{
+    if (stream == CU_STREAM_LEGACY) (void)__atomic_sub_fetch(&waits, 1, __ATOMIC_SEQ_CST);
+}
 
 /* With free_is_async: the program's non-blocking streams in primary contexts. The legacy stream, where an event is
    recorded, stands for the others there. */
@@ -1160,7 +1171,9 @@ static int take_for_stream(CUdeviceptr *p, size_t bytes, CUmemoryPool pool, CUst
     if (!p || !bytes || !enter()) return 0;
     *result = device_of_stream(stream, &d);
     if (!*result && d && (pool ? pool != d->driver_pool : !default_pool_is_current(d))) d = NULL;
+    wait_begins(stream);
     if (!*result && d) *result = take(d, p, bytes, stream);
+    wait_ends(stream);
     leave();
     return *result || d;
 }
@@ -1225,10 +1238,10 @@ static CUresult wait_for_context(void)
     void *fence = NULL;
     CUresult result;
     int captured;
-    (void)__atomic_add_fetch(&waits, 1, __ATOMIC_SEQ_CST);
+    wait_begins(CU_STREAM_LEGACY);
     captured = __atomic_load_n(&captures, __ATOMIC_SEQ_CST);
     result = captured ? CUDA_SUCCESS : cu.CtxSynchronize();
-    (void)__atomic_sub_fetch(&waits, 1, __ATOMIC_SEQ_CST);
+    wait_ends(CU_STREAM_LEGACY);
     if (!captured) return result;
     result = cu.MemHostAlloc(&fence, 512, 0);
     return result ? result : cu.MemFreeHost(fence);
@@ -1345,10 +1358,14 @@ static CUresult give(const galloc_pointer *info)
     CUcontext current = NULL;
     scope s;
     CUresult result;
+    int done;
     if (!cu.CtxGetCurrent(&current) && current && current != d->context) know_context(current);
     result = scope_enter(&s, d->context);
     if (result) return result;
-    if (!free_is_async || !free_on_all_streams(d, info->base)) {
+    wait_begins(CU_STREAM_LEGACY);
+    done = free_is_async && free_on_all_streams(d, info->base);
+    wait_ends(CU_STREAM_LEGACY);
+    if (!done) {
         result = wait_for_device(d);
         if (!result) result = as_driver(galloc_free(info->base, d->quiet));
     }
@@ -1387,9 +1404,11 @@ static int give_on_stream(CUdeviceptr p, CUstream stream, CUresult *result)
     *result = ours ? cu.StreamIsCapturing(stream, &status) : CUDA_SUCCESS;
     ours = ours && status == CU_STREAM_CAPTURE_STATUS_NONE;
     if (ours && !*result) {
+        wait_begins(stream);
         *result = !is_block(&info, p) ? CUDA_ERROR_INVALID_VALUE :
             stream == CU_STREAM_LEGACY ? order_by_legacy() : CUDA_SUCCESS;
         if (!*result) *result = as_driver(galloc_free(info.base, stream));
+        wait_ends(stream);
         if (!*result) __atomic_add_fetch(&devices[info.device].frees, 1, __ATOMIC_RELAXED);
     }
     leave();

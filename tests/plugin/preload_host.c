@@ -1682,12 +1682,13 @@ TEST(free_on_request_after_a_context_has_ended)
 }
 
 static pthread_t second;
-static int asks_for_event, has_second; /* of the second thread: it is in the call */
+static const char *slow_call = "cuEventQuery";
+static int in_slow_call, has_second; /* of the second thread: it is in the call */
 
 static void be_slow(const char *function)
 {
     if (!__atomic_load_n(&has_second, __ATOMIC_ACQUIRE) || !pthread_equal(pthread_self(), second)) return;
-    if (strcmp(function, "cuEventQuery") || __atomic_exchange_n(&asks_for_event, 1, __ATOMIC_SEQ_CST)) return;
+    if (strcmp(function, slow_call) || __atomic_exchange_n(&in_slow_call, 1, __ATOMIC_SEQ_CST)) return;
     usleep(20000);
 }
 
@@ -1696,13 +1697,57 @@ static void *use_the_primary_context(void *unused)
     second = pthread_self();
     __atomic_store_n(&has_second, 1, __ATOMIC_RELEASE);
     OK(cu.CtxSet(primary[0]));
-    for (int i = 0; i < 1000 && !__atomic_load_n(&asks_for_event, __ATOMIC_ACQUIRE); i++) {
+    for (int i = 0; i < 1000 && !__atomic_load_n(&in_slow_call, __ATOMIC_ACQUIRE); i++) {
         CUdeviceptr p = alloc(3 * MiB), q = alloc(9 * MiB);
         OK(cu.Free(p));
         OK(cu.Free(q));
     }
     return unused;
 }
+
+static void *free_slowly(void *p)
+{
+    second = pthread_self();
+    __atomic_store_n(&has_second, 1, __ATOMIC_RELEASE);
+    OK(cu.CtxSet(primary[0]));
+    OK(cu.Free(*(CUdeviceptr *)p));
+    return NULL;
+}
+
+static void *free_on_the_legacy_stream(void *p)
+{
+    second = pthread_self();
+    __atomic_store_n(&has_second, 1, __ATOMIC_RELEASE);
+    OK(cu.CtxSet(primary[0]));
+    OK(cu.FreeAsync(*(CUdeviceptr *)p, NULL));
+    return NULL;
+}
+
+/* A capture begins while another thread is about to record an event on the legacy stream: not before it has. */
+static void capture_beside(void *(*frees)(void *))
+{
+    CUdeviceptr p;
+    CUstream blocking = NULL;
+    CUgraph graph = NULL;
+    pthread_t thread;
+    begin(1);
+    p = alloc(3 * MiB);
+    OK(cu.StreamCreate(&blocking, CU_STREAM_DEFAULT));
+    slow_call = "cuEventRecord";
+    sim_hook(be_slow, NULL);
+    EXPECT_EQ(pthread_create(&thread, NULL, frees, &p), 0);
+    for (int i = 0; i < 10000 && !__atomic_load_n(&in_slow_call, __ATOMIC_ACQUIRE); i++) usleep(100);
+    EXPECT(in_slow_call);
+    OK(cu.Begin(blocking, CU_STREAM_CAPTURE_MODE_RELAXED));
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    OK(cu.End(blocking, &graph));
+    OK(cu.GraphDestroy(graph));
+    sim_hook(NULL, NULL);
+    finish();
+}
+
+TEST(free_on_request_beside_a_capture_that_begins) { capture_beside(free_slowly); }
+TEST(a_capture_begins_beside_a_free_on_the_legacy_stream) { capture_beside(free_on_the_legacy_stream); }
 
 /* CUDA's functions may be called while another thread ends a context that they do not use. galloc's calls, which may
    look at an event of that context, are over by then. */
@@ -1722,8 +1767,8 @@ TEST(a_context_ends_beside_calls_of_another_thread)
     OK(cu.StreamDestroy(stream));
     sim_hook(be_slow, NULL);
     EXPECT_EQ(pthread_create(&thread, NULL, use_the_primary_context, NULL), 0);
-    for (int i = 0; i < 10000 && !__atomic_load_n(&asks_for_event, __ATOMIC_ACQUIRE); i++) usleep(100);
-    EXPECT(asks_for_event);
+    for (int i = 0; i < 10000 && !__atomic_load_n(&in_slow_call, __ATOMIC_ACQUIRE); i++) usleep(100);
+    EXPECT(in_slow_call);
     OK(cu.CtxDestroy(context));
     EXPECT_EQ(pthread_join(thread, NULL), 0);
     sim_hook(NULL, NULL);
