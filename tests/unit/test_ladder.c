@@ -1017,7 +1017,7 @@ static struct {
 
 static int stay_in_on_oom(const galloc_report *report, void *user)
 {
-    int which = report->asked > MIB(20);
+    int which = report->asked > MIB(6);
     (void)user;
     __atomic_store_n(&askers.inside[which], 1, __ATOMIC_RELEASE);
     while (!__atomic_load_n(&askers.go_on[which], __ATOMIC_ACQUIRE)) usleep(100);
@@ -1028,7 +1028,7 @@ static void *run_out(void *which)
 {
     void *p = NULL;
     OK(cudaSetDevice(0));
-    EXPECT_EQ(galloc_pool_malloc(askers.pool, &p, which ? MIB(30) : MIB(10), NULL), cudaErrorMemoryAllocation);
+    EXPECT_EQ(galloc_pool_malloc(askers.pool, &p, which ? MIB(7) : MIB(5), NULL), cudaErrorMemoryAllocation);
     return NULL;
 }
 
@@ -1048,6 +1048,7 @@ TEST(callbacks_are_set_once_no_thread_is_in_an_old_one)
         begin();
         memset(&askers, 0, sizeof askers);
         askers.pool = pool_limited(MIB(8));
+        void *p = get(askers.pool, MIB(4), NULL);
         OK(galloc_pool_set_callbacks(askers.pool, &calls));
         for (int i = 0; i < 2; i++) {
             EXPECT_EQ(pthread_create(&thread[i], NULL, run_out, i ? &askers : NULL), 0);
@@ -1061,6 +1062,7 @@ TEST(callbacks_are_set_once_no_thread_is_in_an_old_one)
         __atomic_store_n(&askers.go_on[!first], 1, __ATOMIC_RELEASE);
         EXPECT_EQ(pthread_join(thread[!first], NULL), 0);
         EXPECT_EQ(pthread_join(sets, NULL), 0);
+        OK(galloc_free(p, NULL));
         pool_end(askers.pool);
         finish();
     }
