@@ -1176,4 +1176,21 @@ TEST(memory_of_cuda_at_an_address_that_a_reset_took)
     no_findings();
 }
 
+/* A noted use on the legacy stream is waited for also where that is retired while its work is under way. */
+TEST(a_free_waits_for_a_noted_use_on_a_retired_legacy_stream)
+{
+    start();
+    int done = 0;
+    void *p = alloc(MIB(1));
+    cudaStream_t s = stream_new();
+    sim_access access = {p, MIB(1), SIM_WRITE, 1};
+    OK(sim_launch_call(cudaStreamLegacy, &access, 1, note_end, &done));
+    OK(galloc_record_stream(p, cudaStreamLegacy));
+    OK(galloc_stream_retire(cudaStreamLegacy));
+    OK(cudaFreeAsync(p, s));
+    EXPECT_EQ(done, 1);
+    stream_end(s);
+    no_findings();
+}
+
 TEST_MAIN()
