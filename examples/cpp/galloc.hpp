@@ -545,7 +545,7 @@ template <class T> unique_ptr<T> make_unique(std::size_t n, cudaStream_t stream,
 }
 
 /* An array that grows in place: its address stays, nothing is copied. Addresses for `max` elements are reserved at the
-   start, memory is not. */
+   start; its memory is then one page (2 MiB). */
 template <class T> class growable {
 public:
     growable(std::size_t max, cudaStream_t stream, galloc_pool *pool = nullptr)

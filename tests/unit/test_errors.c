@@ -1367,9 +1367,11 @@ TEST(every_call_of_a_forked_child_is_refused_or_needs_no_driver)
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
+        long calls = sim_calls(NULL);
         test_failures = 0;
 #define CHILD(name, expected, call) expect_in_a_child(#name, expected, call);
         AFTER_THE_DRIVER(CHILD)
+        EXPECT_EQ(sim_calls(NULL), calls);
         fflush(stdout);
         _exit(test_failures ? 1 : 0);
     }
