@@ -129,7 +129,6 @@ static int environment_is(const char *name, const char *value)
     X(capture_end_own, "cuStreamEndCapture", 10000, 1, "cuStreamEndCapture_ptsz", (CUstream, CUgraph *))               \
     X(context_destroy, "cuCtxDestroy", 4000, 0, "cuCtxDestroy_v2", (CUcontext))                                        \
     X(green_destroy, "cuGreenCtxDestroy", 12040, 0, "cuGreenCtxDestroy", (void *))                                     \
-    X(reset, "cuDevicePrimaryCtxReset", 11000, 0, "cuDevicePrimaryCtxReset_v2", (CUdevice))                            \
     COPY_HOOKS(X)
 
 /* Copies, in both forms. */
@@ -673,10 +672,14 @@ static int *own_gate(void)
     return &gates[number - 1].inside;
 }
 
+/* No cancellation point, as cuMemAlloc is none. */
 static void rest(void)
 {
     static const struct timespec moment = { 0, 50000 };
+    int cancels;
+    (void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancels);
     (void)nanosleep(&moment, NULL);
+    (void)pthread_setcancelstate(cancels, &cancels);
 }
 
 static void go_out(void) { (void)__atomic_sub_fetch(own_gate(), 1, __ATOMIC_SEQ_CST); }
@@ -1431,17 +1434,22 @@ CUresult CUDAAPI on_free_async_own(CUdeviceptr p, CUstream stream)
 
 /* ---- the calls that end contexts --------------------------------------------------------------------------------- */
 
-#define END_CONTEXT(id, arguments)                         \
-    do {                                                   \
-        CUresult result_;                                  \
-        if (!enter()) return DRIVER(id, arguments);        \
-        leave();                                           \
-        close_gates();                                     \
-        inside = 1;                                        \
-        result_ = real.id arguments;                       \
-        inside = 0;                                        \
-        open_gates();                                      \
-        return result_;                                    \
+/* A reset is not among them: CUDA leaves it to the caller that nobody uses the device then. The thread is not cancelled
+   while others cannot come in, and the calls of its signal handlers are the driver's. */
+#define END_CONTEXT(id, arguments)                                      \
+    do {                                                                \
+        CUresult result_;                                               \
+        int cancels_;                                                   \
+        if (!enter()) return DRIVER(id, arguments);                     \
+        leave();                                                        \
+        (void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancels_);\
+        inside = 1;                                                     \
+        close_gates();                                                  \
+        result_ = real.id arguments;                                    \
+        open_gates();                                                   \
+        inside = 0;                                                     \
+        (void)pthread_setcancelstate(cancels_, &cancels_);              \
+        return result_;                                                 \
     } while (0)
 
 /* Waits for the work of a context that is about to end: it may need other threads, which may have to come in. */
@@ -1464,7 +1472,6 @@ CUresult CUDAAPI on_context_destroy(CUcontext context)
 }
 
 CUresult CUDAAPI on_green_destroy(void *green) { END_CONTEXT(green_destroy, (green)); }
-CUresult CUDAAPI on_reset(CUdevice ordinal) { END_CONTEXT(reset, (ordinal)); }
 
 /* ---- questions --------------------------------------------------------------------------------------------------- */
 

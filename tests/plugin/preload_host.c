@@ -1777,6 +1777,74 @@ TEST(a_context_ends_beside_calls_of_another_thread)
     finish();
 }
 
+static void *end_the_context(void *context)
+{
+    OK(cu.CtxSet(primary[0]));
+    OK(cu.CtxDestroy(context));
+    pthread_testcancel();
+    return NULL;
+}
+
+/* The thread that ends a context is cancelled while it waits for the calls of others: these go on afterwards. */
+TEST(a_thread_is_cancelled_while_it_ends_a_context)
+{
+    CUcontext context = NULL;
+    CUdeviceptr p;
+    CUstream stream;
+    pthread_t thread, ends;
+    (void)alarm(20);
+    begin(1);
+    p = alloc(4 * MiB);
+    OK(cu.CtxCreate(&context, 0, 0));
+    stream = stream_new();
+    write_on(stream, p, 4 * MiB);
+    OK(cu.FreeAsync(p, stream));
+    OK(cu.CtxWait());
+    OK(cu.StreamDestroy(stream));
+    OK(cu.CtxSet(primary[0]));
+    sim_hook(be_slow, NULL);
+    EXPECT_EQ(pthread_create(&thread, NULL, use_the_primary_context, NULL), 0);
+    for (int i = 0; i < 10000 && !__atomic_load_n(&in_slow_call, __ATOMIC_ACQUIRE); i++) usleep(100);
+    EXPECT(in_slow_call);
+    EXPECT_EQ(pthread_create(&ends, NULL, end_the_context, context), 0);
+    usleep(5000);
+    EXPECT_EQ(pthread_cancel(ends), 0);
+    EXPECT_EQ(pthread_join(ends, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    sim_hook(NULL, NULL);
+    OK(cu.Free(alloc(3 * MiB)));
+    finish();
+}
+
+static void *use_another_device(void *unused)
+{
+    OK(cu.CtxSet(primary[1]));
+    OK(cu.Free(alloc(3 * MiB)));
+    return unused;
+}
+
+static void let_another_device_be_used(const char *function)
+{
+    pthread_t thread;
+    if (strcmp(function, "cudaDeviceReset")) return;
+    EXPECT_EQ(pthread_create(&thread, NULL, use_another_device, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    in_slow_call = 1;
+}
+
+/* A reset takes its time, and a thread with another device goes on meanwhile. */
+TEST(a_reset_beside_calls_for_another_device)
+{
+    (void)alarm(20);
+    begin(2);
+    OK(cu.Free(alloc(3 * MiB)));
+    sim_hook(let_another_device_be_used, NULL);
+    OK(cu.Reset(0));
+    sim_hook(NULL, NULL);
+    EXPECT(in_slow_call);
+    finish();
+}
+
 /* A context that has failed for good runs nothing any more: no reason to keep the memory of the primary one. */
 TEST(free_with_a_context_that_has_failed)
 {
