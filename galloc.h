@@ -866,6 +866,8 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
 /* Begins a group of captured graphs that share memory, so that a hundred graphs (one for each batch size, say) need the
    memory of the largest. Captures of `stream` until galloc_graph_end, one after the other or the one that is under way,
    and of the streams that they fork to, belong to the group: memory that one capture frees, later captures may reuse.
+   That is settled at galloc's first call in the capture, which fails with cudaErrorNotPermitted if the capture has
+   streams of two groups of the pool.
    The program promises that
      - each launch of a graph of the group, and each other use of a result, is ordered after all earlier ones of them,
        so that no two run at once;
@@ -2351,12 +2353,16 @@ static cudaError_t gai_bind_context(void)
 
 /* A result that CUDA does not use: host memory was missing before the driver was called. */
 #define GAI_NO_HOST_MEMORY ((CUresult)1023)
+/* Another one: a capture has streams of two groups of graphs. */
+#define GAI_TWO_GROUPS ((CUresult)1022)
 
 /* Reports a failed driver call and turns its result into the runtime's error. */
 static cudaError_t gai_driver_failed(CUresult result, const char *function)
 {
     cudaError_t error = (cudaError_t)(int)result;
     if (result == GAI_NO_HOST_MEMORY) return gai_fail(cudaErrorMemoryAllocation, "no host memory for %s", function);
+    if (result == GAI_TWO_GROUPS)
+        return gai_fail(cudaErrorNotPermitted, "the capture has streams of two groups (galloc_graph_begin)");
     if (error == cudaErrorCudartUnloading) return error; /* gai_end has the words */
     return gai_fail(error, "%s: %s", function, cudaGetErrorString(error));
 }
@@ -6793,6 +6799,20 @@ static int gai_graph_has(const galloc_graph *graph, const gai_site *site)
     return id == site->capture;
 }
 
+/* The group whose stream is part of the site's capture, or NULL. It cannot be known on which of two streams the capture
+   began, so with streams of two groups it is refused. */
+static galloc_graph *gai_graph_of_capture(galloc_pool *pool, gai_site *site)
+{
+    galloc_graph *graph, *found = NULL;
+    size_t n;
+    for (n = 0; (graph = gai_graph_begun(pool, n)) != NULL; n++) {
+        if (!gai_graph_has(graph, site)) continue;
+        if (found) site->refused = GAI_TWO_GROUPS;
+        found = graph;
+    }
+    return found;
+}
+
 /* Records a capture that is new to the pool, and its group. Two threads may record the same one; both records end with
    its graph. `recording` keeps groups and their streams alive. A capture cannot wait for the device, so streams that
    skipped marks are requested to record one. */
@@ -6801,10 +6821,14 @@ static void gai_pool_note_capture(galloc_pool *pool, gai_site *site)
     gai_capture *capture = gai_capture_new(site);
     galloc_graph *graph;
     gai_stream *stream;
-    size_t n = 0;
     if (!capture) return;
     gai_lock_on(&pool->recording);
-    while ((graph = gai_graph_begun(pool, n)) != NULL && !gai_graph_has(graph, site)) n++;
+    graph = gai_graph_of_capture(pool, site);
+    if (site->refused) {
+        gai_lock_off(&pool->recording);
+        gai_capture_drop(capture);
+        return;
+    }
     gai_lock_on(&pool->lock);
     capture->graph = graph;
     if (graph) graph->captures++;
@@ -14660,9 +14684,10 @@ static cudaError_t gai_graph_begin(galloc_pool *pool, const galloc_graph *handle
     CUresult result = per_thread ? gai_site_context(site) : CUDA_SUCCESS;
     if (result) return gai_driver_failed(result, "cuCtxGetId");
     gai_lock_on(&pool->recording);
+    taken = site->capture && gai_graph_of_capture(pool, site);
     gai_lock_on(&pool->lock);
     if (!made) graph = gai_graph_at(pool, handle);
-    taken = !graph || graph->captured;
+    taken |= !graph || graph->captured;
     for (other = pool->graphs; other; other = other->next) taken |= other->captured && other->key == key;
     for (capture = site->capture ? pool->captures : NULL; capture; capture = capture->next)
         taken |= capture->id == site->capture && capture->graph && capture->graph != graph;
@@ -14680,7 +14705,7 @@ static cudaError_t gai_graph_begin(galloc_pool *pool, const galloc_graph *handle
     gai_lock_off(&pool->recording);
     if (!taken) return cudaSuccess;
     if (!graph) return gai_graph_is_gone(handle);
-    return gai_fail(cudaErrorNotPermitted, "the group has begun already, or the stream with another group");
+    return gai_fail(cudaErrorNotPermitted, "the group has begun already, or another one with the stream or its capture");
 }
 
 /* Creates a group and begins it. */

@@ -778,13 +778,25 @@ static void do_begin(void)
     tell("    capture stream %ld (mode %d) for graph %d\n", s->born, g->mode, s->graph);
 }
 
+/* Would the capture have streams of two groups of one pool? That is refused at the pool's first call in it. */
+static int would_be_of_two_groups(const graph *g, const stream *s)
+{
+    const group *own = &w.group[s->group];
+    int two = 0;
+    for (int i = 1; s->group && i < GROUPS; i++)
+        two |= i != s->group && g->groups >> i & 1 && w.group[i].begun && w.group[i].pool == own->pool;
+    for (int i = 1; i <= w.blocks; i++) /* the first call was made before */
+        if (w.b[i].graph == number_of(g) && w.b[i].pool == own->pool) return 0;
+    return two;
+}
+
 /* Another stream comes after the captured one: it is drawn into the capture, or in it already. */
 static void do_fork(void)
 {
     stream *s = some_stream(1), *t = &w.s[1 + any(STREAMS - 1)];
     moment *m;
     if (!s || is_broken(s) || s == t || !may_be_called(t) || (t->graph && t->graph != s->graph)) return;
-    if (!take_into_capture(t)) return;
+    if (!take_into_capture(t) || would_be_of_two_groups(&w.g[s->graph], t)) return;
     m = moment_now(s);
     come_after(t, m);
     moment_drop(m);

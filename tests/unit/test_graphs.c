@@ -1676,4 +1676,60 @@ TEST(a_group_that_begins_again_on_a_created_stream_has_its_forks)
     finish();
 }
 
+/* A capture with streams of two groups belongs to neither: the pool's first call in it is refused, whichever of its
+   streams that names. In a capture with a stream of one group no other one begins. Once the second group has ended, or
+   the capture is known to be of the first, all goes on. */
+TEST(a_capture_with_streams_of_two_groups_is_refused)
+{
+    enum { ON_FIRST, ON_SECOND, BEGIN_BESIDE_BOTH, BEGIN_BESIDE_ONE, WAYS };
+    for (int way = 0; way < WAYS; way++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+        galloc_pool *pool = pool_for(2);
+        galloc_graph *first = NULL, *second = NULL, *third = NULL;
+        void *p = NULL;
+        OK(galloc_graph_begin(&second, pool, t));
+        OK(galloc_graph_begin(&first, pool, s));
+        if (way == BEGIN_BESIDE_ONE) OK(galloc_graph_end(second));
+        capture_begin(s);
+        order(s, t);
+        order(s, u);
+        if (way <= ON_SECOND) {
+            cudaStream_t named = way == ON_FIRST ? s : t;
+            EXPECT_EQ(galloc_pool_malloc(pool, &p, BLOCK, named), cudaErrorNotPermitted);
+            EXPECT(p == NULL);
+        } else {
+            EXPECT_EQ(galloc_graph_begin(&third, pool, u), cudaErrorNotPermitted);
+            EXPECT(third == NULL);
+        }
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        if (way != BEGIN_BESIDE_ONE) OK(galloc_graph_end(second));
+        void *q = pass(pool, s, 1);
+        EXPECT_EQ(galloc_graph_begin(&second, NULL, t), cudaErrorNotPermitted);
+        order(t, s);
+        order(u, s);
+        cudaGraph_t graph = capture_end(s);
+        OK(galloc_graph_begin(&second, NULL, t));
+        capture_begin(s);
+        EXPECT(pass(pool, s, 2) == q);
+        order(s, t); /* the capture has been met */
+        EXPECT(pass(pool, t, 3) == q);
+        order(t, s);
+        cudaGraph_t next = capture_end(s);
+        OK(galloc_graph_end(first));
+        OK(galloc_graph_end(second));
+        expect_room(pool, 1);
+        OK(cudaGraphDestroy(graph));
+        OK(cudaGraphDestroy(next));
+        OK(galloc_graph_release(first, GALLOC_NO_STREAM));
+        OK(galloc_graph_release(second, GALLOC_NO_STREAM));
+        expect_room(pool, 2);
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        stream_end(u);
+        finish();
+    }
+}
+
 TEST_MAIN()
