@@ -14705,7 +14705,7 @@ static cudaError_t gai_graph_begin(galloc_pool *pool, const galloc_graph *handle
     gai_lock_off(&pool->recording);
     if (!taken) return cudaSuccess;
     if (!graph) return gai_graph_is_gone(handle);
-    return gai_fail(cudaErrorNotPermitted, "the group has begun already, or another one with the stream or its capture");
+    return gai_fail(cudaErrorNotPermitted, "the group has begun already, or another one with this stream or capture");
 }
 
 /* Creates a group and begins it. */

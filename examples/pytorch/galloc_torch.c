@@ -506,27 +506,22 @@ static void capture_end(capture *c)
     free(c);
 }
 
-/* Whether a capture is over when another one begins, on `stream` if that is not NULL. PyTorch 2.3 and later do not name
-   the end of a pool whose capture has failed. */
-static int capture_is_over(const capture *c, const group *begins, cudaStream_t stream)
+/* Whether the capture that a group has begun with is over. */
+static int has_ended(const capture *c)
 {
-    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusActive;
-    cudaError_t error = cudaPeekAtLastError();
-    if (c->stream && c->stream == stream) return 1;
-    if (c->group != begins) return 0;
-    if (!c->stream) return 1;
-    if (begins->joined != c) return 0; /* it may be about to begin */
-    return quiet(error, cudaStreamIsCapturing(c->stream, &status)) == cudaSuccess &&
-        status == cudaStreamCaptureStatusNone;
+    unsigned long long id;
+    return c->group->joined == c && !(is_captured(c->stream, &id) && id == c->id);
 }
 
-/* [lock] */
+/* Ends the captures that are over when another one begins, on `stream` if that is not NULL. PyTorch 2.3 and later do not
+   name the end of a pool whose capture has failed. [lock] */
 static void end_failed_captures(int device, const group *begins, cudaStream_t stream)
 {
     capture *c, *next;
     for (c = captures; c; c = next) {
         next = c->next;
-        if (c->group->device == device && capture_is_over(c, begins, stream)) capture_end(c);
+        if (c->group->device != device) continue;
+        if (c->stream ? c->stream == stream : c->group == begins) capture_end(c);
     }
 }
 
@@ -640,8 +635,8 @@ static capture *capture_of(int device, cudaStream_t stream, unsigned long long i
     return is_one_pool ? unknown : NULL;
 }
 
-/* The begin that an allocation's capture belongs to, or NULL. Ends one that the stream had before: otherwise later
-   captures, into other pools or of the program itself, would share the memory of one that failed. [lock] */
+/* The begin that the capture of a call's stream belongs to, or NULL. Ends the failed ones: otherwise later captures,
+   into other pools or of the program itself, would share their memory. [lock] */
 static capture *capture_now(int device, cudaStream_t stream)
 {
     unsigned long long id = 0;
@@ -649,7 +644,7 @@ static capture *capture_now(int device, cudaStream_t stream)
     if (!is_captured(stream, &id)) return NULL;
     for (c = captures; c; c = next) {
         next = c->next;
-        if (c->group->device == device && c->stream == stream && c->id && c->id != id) capture_end(c);
+        if (c->group->device == device && has_ended(c)) capture_end(c);
     }
     c = capture_of(device, stream, id);
     if (c) c->id = id;
@@ -663,10 +658,18 @@ static void group_join(int device, galloc_pool *pool, cudaStream_t stream)
     if (is_default(stream)) return; /* cannot be captured, or names another stream in each thread (per-thread) */
     (void)pthread_mutex_lock(&lock);
     c = capture_now(device, stream);
-    if (c && !c->group->joined && galloc_graph_begin(&c->group->graph, pool, stream) == cudaSuccess) {
+    if (c && !c->stream) c->stream = stream;
+    if (c && !c->group->joined && galloc_graph_begin(&c->group->graph, pool, c->stream) == cudaSuccess)
         c->group->joined = c;
-        if (!c->stream) c->stream = stream;
-    }
+    (void)pthread_mutex_unlock(&lock);
+}
+
+/* Before a free: galloc settles the group of a capture at its first call in it. */
+static void end_failed_before(int device, cudaStream_t stream)
+{
+    if (is_default(stream)) return;
+    (void)pthread_mutex_lock(&lock);
+    (void)capture_now(device, stream);
     (void)pthread_mutex_unlock(&lock);
 }
 
@@ -749,6 +752,7 @@ static int release(void *ptr, int device, cudaStream_t stream)
     previous before;
     cudaError_t err = enter_for(stream, device, &before);
     if (err != cudaSuccess) return 0;
+    if (__atomic_load_n(&open_captures, __ATOMIC_RELAXED)) end_failed_before(device, stream);
     err = galloc_free(ptr, stream_to_free_on(ptr, stream));
     leave_and_log(&before);
     /* another try would find nothing either, or could do nothing, in a child of fork */

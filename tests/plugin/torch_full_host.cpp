@@ -514,6 +514,54 @@ TEST(the_programs_own_captures_share_nothing_after_one_that_failed)
     }
 }
 
+static void come_after(cudaStream_t later, cudaStream_t earlier)
+{
+    cudaEvent_t event;
+    OK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    OK(cudaEventRecord(event, earlier));
+    OK(cudaStreamWaitEvent(later, event, 0));
+    OK(cudaEventDestroy(event));
+}
+
+/* A capture into one pool fails. Then another pool's capture begins on its side stream, or forks to its stream before
+   the first tensor; an older tensor may be freed before that. */
+TEST(another_pool_shares_nothing_with_a_capture_that_failed)
+{
+    enum { ON_ITS_SIDE, FORKS_TO_IT, FREES_FIRST, WAYS };
+    for (int way = 0; way < WAYS; way++) {
+        const MempoolId_t failed = {0, 47}, id = {0, 48};
+        cudaStream_t stream = new_stream(), side = new_stream();
+        cudaGraph_t graphs[3];
+        void *older = get(1000, side);
+        (void)capture(id, side, MiB(4), &graphs[0]);
+        void *p = capture(failed, stream, MiB(4), &graphs[1]);
+        begin_pool(failed, stream);
+        OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+        if (way != ON_ITS_SIDE) give(get(1000, stream));
+        come_after(side, stream);
+        give(get(1000, side));
+        OK(sim_launch(side, nullptr, 0)); /* not joined */
+        EXPECT_EQ(cudaStreamEndCapture(stream, &graphs[2]), cudaErrorStreamCaptureUnjoined);
+        (void)cudaGetLastError();
+        if (way != FREES_FIRST) begin_pool(id, side);
+        OK(cudaStreamBeginCapture(side, cudaStreamCaptureModeRelaxed));
+        if (way != ON_ITS_SIDE) come_after(stream, side);
+        if (way == FREES_FIRST) give(older);
+        void *q = get(MiB(4), side);
+        EXPECT(q != p);
+        give(q);
+        if (way != ON_ITS_SIDE) come_after(side, stream);
+        OK(cudaStreamEndCapture(side, &graphs[2]));
+        if (way != FREES_FIRST) end_pool(id, side);
+        if (way != FREES_FIRST) give(older);
+        for (cudaGraph_t graph : graphs) OK(cudaGraphDestroy(graph));
+        for (int i = 0; i < 2; i++) current->releasePool(0, failed);
+        for (int i = 0; i < 1 + (way != FREES_FIRST); i++) current->releasePool(0, id);
+        OK(cudaStreamDestroy(stream));
+        OK(cudaStreamDestroy(side));
+    }
+}
+
 /* torch.cuda.use_mem_pool inside a capture: the capture goes on in its own pool. */
 TEST(a_begin_inside_a_capture_changes_no_pool)
 {
