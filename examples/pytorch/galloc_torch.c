@@ -513,8 +513,8 @@ static int has_ended(const capture *c)
     return c->group->joined == c && !(is_captured(c->stream, &id) && id == c->id);
 }
 
-/* Ends the captures that are over when another one begins, on `stream` if that is not NULL. PyTorch 2.3 and later do not
-   name the end of a pool whose capture has failed. [lock] */
+/* Ends the captures that are over when another one begins, on `stream` if that is not NULL. PyTorch 2.3 and later do
+   not name the end of a pool whose capture has failed. [lock] */
 static void end_failed_captures(int device, const group *begins, cudaStream_t stream)
 {
     capture *c, *next;
