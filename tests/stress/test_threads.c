@@ -953,13 +953,14 @@ static struct {
     int round, done;
 } raised;
 
-enum { RAISES = 200000 };
+enum { RAISES = 400000 };
 
 static void *raise_most(void *odd)
 {
     for (int i = 0; i < RAISES; i++) {
         for (int n = 1; __atomic_load_n(&raised.round, __ATOMIC_ACQUIRE) != i; n++)
             if (n % 256 == 0) sched_yield(); /* on one processor the other thread could not run */
+        for (volatile int n = odd ? i % 64 : i / 64 % 64; n; n--) {} /* each may be the later one by a little */
         inside_count_max(&raised.most, 2 * (uint64_t)i + (odd != NULL) + 1);
         if (__atomic_add_fetch(&raised.done, 1, __ATOMIC_ACQ_REL) == 2) {
             EXPECT_EQ(raised.most, 2 * (uint64_t)i + 2);
