@@ -6751,12 +6751,15 @@ static CUresult gai_capture_share(gai_capture *capture, CUstream stream)
     return result;
 }
 
-/* A new capture with a share for its graph. NULL: site->refused has the driver's error, or there is no host memory. */
+/* A new capture with a share for its graph. NULL: site->refused says why. */
 static gai_capture *gai_capture_new(gai_site *site)
 {
     gai_scope scope;
     gai_capture *capture = (gai_capture *)GALLOC_MALLOC(sizeof *capture);
-    if (!capture) return NULL;
+    if (!capture) {
+        site->refused = GAI_NO_HOST_MEMORY;
+        return NULL;
+    }
     memset(capture, 0, sizeof *capture);
     capture->id = site->capture;
     capture->owners = 1;
@@ -7195,7 +7198,7 @@ static gai_stream *gai_stream_introduce(galloc_pool *pool, gai_site *site)
     }
     if (site->refused) return NULL;
     if (site->capture && !capture) /* gone with its group, which another thread has released: it is recorded anew */
-        return is_new ? NULL : gai_stream_introduce(pool, site);
+        return gai_stream_introduce(pool, site);
     if (capture && !gai_capture_need_rest(pool, capture, site)) return NULL;
     stream = gai_stream_find(pool, site);
     if (!stream) stream = gai_stream_new(pool, site);
