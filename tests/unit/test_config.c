@@ -182,6 +182,25 @@ TEST(fractions_have_six_digits)
     EXPECT(config.overhead == 0);
 }
 
+/* expandable_segments:False and reuse:none, unless the text says otherwise. */
+TEST(like_pytorch_has_its_own_defaults)
+{
+    static const struct {
+        const char *text;
+        int expandable_segments, reuse;
+    } cases[] = {
+        {"like:galloc", 1, GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT},
+        {"like:pytorch", 0, 0},
+        {"like:pytorch,expandable_segments:True", 1, 0},
+        {"like:pytorch,reuse:wait", 0, GALLOC_REUSE_WAIT},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        galloc_config config = parsed(cases[i].text);
+        EXPECT_EQ(config.expandable_segments, cases[i].expandable_segments);
+        EXPECT_EQ(config.reuse, cases[i].reuse);
+    }
+}
+
 TEST(values_reach_the_members)
 {
     galloc_config c = parsed("like:pytorch,backend:cudaMallocAsync,strategy:pooled,expandable_segments:True,"
