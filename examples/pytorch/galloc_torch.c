@@ -664,10 +664,10 @@ static void group_join(int device, galloc_pool *pool, cudaStream_t stream)
     (void)pthread_mutex_unlock(&lock);
 }
 
-/* Before a free: galloc settles the group of a capture at its first call in it. */
+/* Before a free or a recorded use: galloc settles the group of a capture at its first call in it. */
 static void end_failed_before(int device, cudaStream_t stream)
 {
-    if (is_default(stream)) return;
+    if (!__atomic_load_n(&open_captures, __ATOMIC_RELAXED) || is_default(stream)) return;
     (void)pthread_mutex_lock(&lock);
     (void)capture_now(device, stream);
     (void)pthread_mutex_unlock(&lock);
@@ -752,7 +752,7 @@ static int release(void *ptr, int device, cudaStream_t stream)
     previous before;
     cudaError_t err = enter_for(stream, device, &before);
     if (err != cudaSuccess) return 0;
-    if (__atomic_load_n(&open_captures, __ATOMIC_RELAXED)) end_failed_before(device, stream);
+    end_failed_before(device, stream);
     err = galloc_free(ptr, stream_to_free_on(ptr, stream));
     leave_and_log(&before);
     /* another try would find nothing either, or could do nothing, in a child of fork */
@@ -827,6 +827,7 @@ HOOK void galloc_hook_record_stream(void *ptr, cudaStream_t stream)
     if (galloc_pointer_info(ptr, &info) == cudaSuccess) {
         if (info.state == GALLOC_STATE_FOREIGN) return;
         if (info.state == GALLOC_STATE_USED) err = enter_for(stream, info.device, &before);
+        if (err == cudaSuccess) end_failed_before(info.device, stream);
     }
     if (err == cudaSuccess) err = galloc_record_stream(ptr, stream);
     else words = not_current;

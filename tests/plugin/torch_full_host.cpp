@@ -523,11 +523,13 @@ static void come_after(cudaStream_t later, cudaStream_t earlier)
     OK(cudaEventDestroy(event));
 }
 
+extern "C" void galloc_hook_record_stream(void *ptr, cudaStream_t stream);
+
 /* A capture into one pool fails. Then another pool's capture begins on its side stream, or forks to its stream before
-   the first tensor; an older tensor may be freed before that. */
+   the first tensor; before that, an older tensor may be freed, or its use recorded. */
 TEST(another_pool_shares_nothing_with_a_capture_that_failed)
 {
-    enum { ON_ITS_SIDE, FORKS_TO_IT, FREES_FIRST, WAYS };
+    enum { ON_ITS_SIDE, FORKS_TO_IT, FREES_FIRST, RECORDS_FIRST, WAYS };
     for (int way = 0; way < WAYS; way++) {
         const MempoolId_t failed = {0, 47}, id = {0, 48};
         cudaStream_t stream = new_stream(), side = new_stream();
@@ -543,20 +545,21 @@ TEST(another_pool_shares_nothing_with_a_capture_that_failed)
         OK(sim_launch(side, nullptr, 0)); /* not joined */
         EXPECT_EQ(cudaStreamEndCapture(stream, &graphs[2]), cudaErrorStreamCaptureUnjoined);
         (void)cudaGetLastError();
-        if (way != FREES_FIRST) begin_pool(id, side);
+        if (way < FREES_FIRST) begin_pool(id, side);
         OK(cudaStreamBeginCapture(side, cudaStreamCaptureModeRelaxed));
         if (way != ON_ITS_SIDE) come_after(stream, side);
         if (way == FREES_FIRST) give(older);
+        if (way == RECORDS_FIRST) galloc_hook_record_stream(older, side);
         void *q = get(MiB(4), side);
         EXPECT(q != p);
         give(q);
         if (way != ON_ITS_SIDE) come_after(side, stream);
         OK(cudaStreamEndCapture(side, &graphs[2]));
-        if (way != FREES_FIRST) end_pool(id, side);
+        if (way < FREES_FIRST) end_pool(id, side);
         if (way != FREES_FIRST) give(older);
         for (cudaGraph_t graph : graphs) OK(cudaGraphDestroy(graph));
         for (int i = 0; i < 2; i++) current->releasePool(0, failed);
-        for (int i = 0; i < 1 + (way != FREES_FIRST); i++) current->releasePool(0, id);
+        for (int i = 0; i < 1 + (way < FREES_FIRST); i++) current->releasePool(0, id);
         OK(cudaStreamDestroy(stream));
         OK(cudaStreamDestroy(side));
     }
