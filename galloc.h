@@ -866,8 +866,8 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
 /* Begins a group of captured graphs that share memory, so that a hundred graphs (one for each batch size, say) need the
    memory of the largest. Captures of `stream` until galloc_graph_end, one after the other or the one that is under way,
    and of the streams that they fork to, belong to the group: memory that one capture frees, later captures may reuse.
-   That is settled at galloc's first call in the capture, which fails with cudaErrorNotPermitted if the capture has
-   streams of two groups of the pool.
+   So does a capture of another stream that has forked to `stream`. That is settled at galloc's first call in the
+   capture, which fails with cudaErrorNotPermitted if streams of two groups of the pool take part in it.
    The program promises that
      - each launch of a graph of the group, and each other use of a result, is ordered after all earlier ones of them,
        so that no two run at once;
