@@ -870,7 +870,7 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
    capture, which fails with cudaErrorNotPermitted if streams of two groups of the pool take part in it.
    The program promises that
      - each launch of a graph of the group, and each other use of a result, is ordered after all earlier ones of them,
-       so that no two run at once;
+       so that no two run at once, nor two graphs of the group as parts of one (child graphs, a capture into a clone);
      - no graph relies on what another one left in memory that was freed in the other one's capture.
    A result (a block that is not freed in its capture) and a recorded input are not given to other captures of the group
    until the program has freed them. Graphs captured after that may write to them. So may graphs that were captured

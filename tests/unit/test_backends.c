@@ -913,6 +913,32 @@ TEST(what_was_gone_before_a_trim_does_not_count)
     finish();
 }
 
+/* The driver gives a stream memory that its own earlier work still uses. A block of such memory that others free, who
+   have not used it, waits for that work. */
+TEST(what_others_free_waits_for_the_stream_that_it_was_allocated_on)
+{
+    for (int n = 1; n < 4; n++) {
+        begin_still();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync,reuse:completed");
+        cudaStream_t s = stream_new(), others[3] = {stream_new(), stream_new(), stream_new()};
+        void *p = get_used(pool, MIB(4), s, 1), *q;
+        OK(galloc_free(p, s));
+        q = get(pool, MIB(4), s);
+        EXPECT(q == p);
+        OK(galloc_free_after(q, others, n));
+        for (int i = 0; i < n; i++) OK(cudaStreamSynchronize(others[i]));
+        q = get_used(pool, MIB(4), others[0], 2);
+        look(others[0], q, MIB(4), 2);
+        OK(galloc_free(q, others[0]));
+        OK(cudaDeviceSynchronize());
+        expect_healthy(pool, 0);
+        pool_end(pool);
+        stream_end(s);
+        for (int i = 0; i < 3; i++) stream_end(others[i]);
+        finish();
+    }
+}
+
 /* A shrink on another stream leaves a mark at the end of the block: the driver does not get the whole back on the
    stream that allocated it, before the other one has done with the end. */
 TEST(what_another_stream_cut_off_is_not_given_to_the_driver_in_stream_order)

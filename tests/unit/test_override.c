@@ -1193,4 +1193,26 @@ TEST(a_free_waits_for_a_noted_use_on_a_retired_legacy_stream)
     no_findings();
 }
 
+/* Uses by other streams that were noted before or after it do not hide it. */
+TEST(a_noted_use_on_the_legacy_stream_among_others)
+{
+    for (int last = 0; last < 3; last++) {
+        start();
+        cudaStream_t s = stream_new(), t[2] = {stream_new(), stream_new()};
+        char *p = alloc(MIB(1));
+        int done = 0;
+        sim_access access = {p, KIB(64), SIM_WRITE, 1};
+        for (int i = 0; i < 3; i++) {
+            if (i == last) OK(galloc_record_stream(p, cudaStreamLegacy));
+            if (i < 2) OK(galloc_record_stream(p, t[i]));
+        }
+        for (int i = 0; i < 50; i++) OK(sim_launch_call(cudaStreamLegacy, &access, 1, count, &done));
+        OK(cudaFreeAsync(p, s));
+        EXPECT_EQ(done, 50);
+        stream_end(s);
+        for (int i = 0; i < 2; i++) stream_end(t[i]);
+        no_findings();
+    }
+}
+
 TEST_MAIN()

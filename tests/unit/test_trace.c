@@ -432,22 +432,25 @@ static void *capture_per_thread(void *pool)
 
 TEST(captured_per_thread_streams_of_threads_have_numbers_of_their_own)
 {
-    unsigned long long number[4] = {0};
+    enum { THREADS = 40 };
+    unsigned long long number[2 * THREADS] = {0};
     begin_still();
     log_to("log.csv");
     galloc_pool *pool = pool_limited(MIB(64));
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < THREADS; i++) {
         pthread_t thread;
         if (pthread_create(&thread, NULL, capture_per_thread, pool)) abort();
         pthread_join(thread, NULL);
     }
     log_begin();
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 2 * THREADS; i++) {
         const char *row = log_next();
         EXPECT(row && sscanf(row, i % 2 ? "free,%*[^,],%*[^,],%llu" : "allocate,%*[^,],%*[^,],%llu", &number[i]) == 1);
     }
-    EXPECT(number[0] == number[1] && number[2] == number[3]);
-    EXPECT(number[0] != number[2]);
+    for (int i = 0; i < THREADS; i++) {
+        EXPECT(number[2 * i] == number[2 * i + 1]);
+        for (int j = 0; j < i; j++) EXPECT(number[2 * i] != number[2 * j]);
+    }
     pool_end(pool);
     free(log_rows), log_rows = NULL;
     log_ends();
