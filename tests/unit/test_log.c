@@ -817,4 +817,33 @@ TEST(a_note_is_not_the_last_message)
     finish();
 }
 
+/* An error of another pool, which is to give memory back, does not take the place of a note: any call may fail. */
+TEST(a_note_outlives_an_error_of_another_pool)
+{
+    long went = 0, failed = 1;
+    for (int nth = 1; failed; nth++) {
+        sim_options options = sim_defaults();
+        options.memory = MIB(64);
+        begin_with(options);
+        void *p = NULL;
+        galloc_pool *other = pool_new(NULL);
+        OK(galloc_free(get(other, MIB(48), 0), 0));
+        OK(cudaDeviceSynchronize());
+        setenv("GALLOC_CONF", "history_stacks:4", 1);
+        log_text[0] = 0;
+        sim_fail(NULL, nth, 0, cudaErrorUnknown);
+        cudaError_t error = galloc_malloc(&p, MIB(40), 0);
+        failed = sim_failed();
+        sim_fail_clear();
+        if (!error) EXPECT(strstr(log_text, "history_stacks"));
+        went += failed && !error;
+        if (p) OK(galloc_free(p, 0));
+        OK(galloc_pool_destroy(other));
+        OK(galloc_shutdown());
+        unsetenv("GALLOC_CONF");
+        finish();
+    }
+    EXPECT(went > 3);
+}
+
 TEST_MAIN()
