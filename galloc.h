@@ -5564,6 +5564,7 @@ static void gai_trace_write(gai_trace *trace)
         trace->at = !half;
         n = trace->filled[half];
         gai_latch_off(&trace->latch);
+        if (!n) continue; /* others may add rows to it */
         errno = 0;
         if (!trace->failed && fwrite(trace->text[half], 1, n, trace->file) != n) trace->failed = errno ? errno : EIO;
         gai_latch_on(&trace->latch);

@@ -573,6 +573,7 @@ TEST(no_row_is_lost_where_nothing_can_be_written_at_the_end_of_a_call)
 static struct {
     int armed; /* the so many-th write waits for the other thread; 0: none does */
     int rounds; /* for so long at most; 0: for ever */
+    int empty;  /* writes of no bytes count in place of the others */
     int now, done;
 } written;
 
@@ -580,7 +581,7 @@ size_t fwrite(const void *data, size_t size, size_t n, FILE *file)
 {
     size_t (*next)(const void *, size_t, size_t, FILE *) = NULL;
     *(void **)(void *)&next = dlsym(RTLD_NEXT, "fwrite");
-    if (n && written.armed > 0 && __atomic_sub_fetch(&written.armed, 1, __ATOMIC_ACQ_REL) == 0) {
+    if (!n == written.empty && written.armed > 0 && __atomic_sub_fetch(&written.armed, 1, __ATOMIC_ACQ_REL) == 0) {
         __atomic_store_n(&written.now, 1, __ATOMIC_RELEASE);
         for (int i = written.rounds; !__atomic_load_n(&written.done, __ATOMIC_ACQUIRE) && --i; usleep(100)) {}
     }
@@ -614,6 +615,32 @@ TEST(rows_that_come_while_the_log_is_written_are_written_too)
         EXPECT_EQ(pthread_join(thread, NULL), 0);
         OK(galloc_annotate("now"));
         EXPECT_EQ(rows_in(path), 2 + 2 * (size_t)turns[i]);
+        OK(galloc_shutdown());
+        log_ends();
+        finish();
+    }
+}
+
+/* Nothing is there to be written. Another thread fills more than a half of the log in the middle of that. */
+TEST(rows_that_come_while_an_empty_log_is_written_are_written_too)
+{
+    static int turns = 450;
+    for (int nth = 1; nth < 3; nth++) {
+        pthread_t thread;
+        begin();
+        log_to("log.csv");
+        pairs(1, 1000);
+        OK(galloc_annotate("now"));
+        memset(&written, 0, sizeof written);
+        written.rounds = 500;
+        written.empty = 1;
+        EXPECT_EQ(pthread_create(&thread, NULL, pair_meanwhile, &turns), 0);
+        __atomic_store_n(&written.armed, nth, __ATOMIC_RELEASE);
+        OK(galloc_annotate("now"));
+        __atomic_store_n(&written.now, 1, __ATOMIC_RELEASE);
+        EXPECT_EQ(pthread_join(thread, NULL), 0);
+        OK(galloc_annotate("now"));
+        EXPECT_EQ(rows_in(path), 2 + 2 * (size_t)turns);
         OK(galloc_shutdown());
         log_ends();
         finish();
