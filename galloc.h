@@ -626,7 +626,9 @@ typedef struct galloc_torch_stat {
 
 /* The counters of torch.cuda.memory_stats that a pool with like:pytorch and fixed segments has, under the same names.
    Differences: requested_bytes falls together with allocated_bytes, at the free; `total` is PyTorch's `allocated`; and
-   PyTorch's `freed` is total - current. At any moment
+   PyTorch's `freed` is total - current. A part of a block that galloc_resize leaves to another stream, which PyTorch
+   never does, adds to the current values of active and active_bytes without a total, and twice to their peaks. At any
+   moment
      allocated_bytes + inactive_split_bytes <= reserved_bytes,  allocated_bytes <= active_bytes,
      allocation <= active */
 typedef struct galloc_torch_stats {
@@ -717,12 +719,13 @@ typedef struct galloc_report {
     size_t usable;           /* free bytes that the stream could have used, had they been in one piece */
     size_t usable_in_pages;  /* the part of `usable` that cannot move, since used blocks lie in the same pages; in fixed
                                 segments all of it */
-    size_t in_slots;         /* the part of `usable` in slots of strategy:pooled, which serve other sizes */
+    size_t in_slots;         /* the part of `usable` that serves other sizes: slots of strategy:pooled; with
+                                like:pytorch segments for larger or for smaller requests than this one */
     size_t stranded;         /* free bytes whose earlier work on other streams was not known to be complete */
     size_t graph_bytes;      /* free bytes that captured graphs owned */
     size_t quarantined;      /* bytes that the driver failed to take back (galloc_stats.quarantined) */
     size_t busy;             /* bytes that other calls were mapping or returning */
-    size_t largest_usable;   /* size of the largest piece of `usable`, slots aside */
+    size_t largest_usable;   /* size of the largest piece of `usable` without in_slots */
     size_t largest_possible; /* about the largest block that was possible by moving and creating whole pages; a free
                                 part of a page beside them can make it larger */
     double fragmentation;    /* galloc_stats.external_fragmentation at that time, over the free blocks of all streams */
@@ -12985,6 +12988,14 @@ static int gai_pool_has_torch_segments(const galloc_pool *pool)
     return pool->config.like && !pool->config.backend && !pool->config.expandable_segments;
 }
 
+#define GAI_TORCH_SMALL GAI_MIB /* rounded requests up to this size get PyTorch's small segments */
+
+/* Returns whether the request is one for PyTorch's small segments. */
+static int gai_is_small(const gai_params *params)
+{
+    return params->bytes <= GAI_TORCH_SMALL && params->alignment <= GAI_FIXED_SMALL;
+}
+
 /* Returns the bytes that the alignment adds to a new segment. PyTorch's segments of cudaMalloc begin at multiples of
    2 MiB. */
 static size_t gai_job_slack(const gai_job *job)
@@ -13151,6 +13162,8 @@ typedef struct gai_survey {
     const galloc_pool *pool;
     gai_stream *stream;
     galloc_report *report;
+    int is_small;   /* the job's request, where segments are small or large */
+    size_t largest; /* request that a free piece of any kind serves */
     size_t movable;
 } gai_survey;
 
@@ -13175,17 +13188,32 @@ static void gai_survey_strand(gai_survey *survey, gai_stream *stream, size_t byt
     stream->stranded += bytes;
 }
 
+/* Returns the largest request that free bytes of the block may serve, however many they are. Slots serve their size. */
+static size_t gai_block_serves(const gai_block *block)
+{
+    if (block->kind == GAI_SLOT) return 0;
+    return block->segment->block_pool && block->segment->block_pool->is_small ? GAI_TORCH_SMALL : SIZE_MAX;
+}
+
+/* Does the free block serve requests of the size of the job's? */
+static int gai_survey_suits(const gai_survey *survey, const gai_block *block)
+{
+    const gai_block_pool *block_pool = block->segment->block_pool;
+    return block->kind != GAI_SLOT && (!block_pool || block_pool->is_small == survey->is_small);
+}
+
 /* Adds the free range [at, end) of one block to the counts: each byte counts once, as usable, graph_bytes or
    stranded. */
-static void gai_survey_range(gai_survey *survey, const gai_mark *marks, uintptr_t at, uintptr_t end, int slot)
+static void gai_survey_range(gai_survey *survey, const gai_block *block, uintptr_t at, uintptr_t end)
 {
     galloc_report *report = survey->report;
     uintptr_t begin = at, until;
     for (; at < end; at = until) {
-        const gai_mark *bar = gai_survey_bar(survey, marks, at, end, &until);
+        const gai_mark *bar = gai_survey_bar(survey, block->marks, at, end, &until);
         if (!bar) {
             report->usable += until - at;
-            if (slot) report->in_slots += until - at;
+            survey->largest = gai_max(survey->largest, gai_min(until - begin, gai_block_serves(block)));
+            if (!gai_survey_suits(survey, block)) report->in_slots += until - at;
             else report->largest_usable = gai_max(report->largest_usable, until - begin);
             continue;
         }
@@ -13215,7 +13243,7 @@ static void gai_survey_set(gai_survey *survey, const gai_set *set)
 {
     const gai_block *block;
     for (block = set->oldest; block; block = block->newer) {
-        gai_survey_range(survey, block->marks, block->addr, block->addr + block->bytes, block->kind == GAI_SLOT);
+        gai_survey_range(survey, block, block->addr, block->addr + block->bytes);
         survey->movable += gai_survey_movable(survey, block);
     }
 }
@@ -13232,6 +13260,7 @@ static void gai_survey_cache(gai_survey *survey, gai_stream *stream)
     }
     survey->report->usable += bytes;
     survey->report->largest_usable = gai_max(survey->report->largest_usable, gai_cache_largest(cache));
+    survey->largest = gai_max(survey->largest, gai_cache_largest(cache));
 }
 
 /* Surveys all free sets, stream caches and parked pages. [lock, latches] */
@@ -13249,7 +13278,7 @@ static void gai_survey_all(gai_survey *survey, galloc_pool *pool)
     }
     for (mapping = pool->oldest_parked; mapping; mapping = mapping->newer_parked) {
         size_t before = survey->report->usable;
-        gai_survey_range(survey, mapping->block->marks, mapping->addr, mapping->addr + mapping->bytes, 0);
+        gai_survey_range(survey, mapping->block, mapping->addr, mapping->addr + mapping->bytes);
         if (survey->report->usable - before == mapping->bytes) survey->movable += mapping->bytes;
     }
 }
@@ -13320,23 +13349,25 @@ static size_t gai_pool_shrunk(const galloc_pool *pool)
 }
 
 /* Fills in the counts of the pool. They satisfy the equations above galloc_report, since `busy` is what remains of the
-   cached bytes. [lock] */
-static void gai_report_pool(galloc_report *report, gai_job *job)
+   cached bytes. Returns the largest request that a free piece serves. [lock] */
+static size_t gai_report_pool(galloc_report *report, gai_job *job)
 {
     galloc_pool *pool = job->pool;
     galloc_stats stats;
     gai_survey survey;
+    size_t kept = gai_min(pool->kept, job->params.bytes - GAI_UNIT);
     gai_pool_lock_caches(pool);
     gai_stats_locked(pool, &stats);
     gai_stats_derive(pool, &stats);
     survey.pool = pool;
     survey.stream = job->params.stream;
     survey.report = report;
-    survey.movable = 0;
+    survey.is_small = gai_is_small(&job->params);
+    survey.movable = survey.largest = 0;
     gai_survey_all(&survey, pool);
     report->usable += pool->kept;
     /* Only the driver knows the pieces of what it keeps; none is as large as what it has just refused. */
-    report->largest_usable = gai_max(report->largest_usable, gai_min(pool->kept, job->params.bytes - GAI_UNIT));
+    report->largest_usable = gai_max(report->largest_usable, kept);
     gai_pool_unlock_caches(pool);
     gai_report_streams(report, pool);
     report->live = stats.live.current;
@@ -13351,23 +13382,21 @@ static void gai_report_pool(galloc_report *report, gai_job *job)
     report->limit = gai_pool_capacity(pool);
     report->room = gai_pool_headroom(pool);
     report->largest_possible = survey.movable;
+    return gai_max(survey.largest, kept);
 }
 
-/* Fills in what the device has and the largest request that could succeed. The query is legal during a capture. Values
-   that the driver does not report stay 0. In the pool's context. */
-static void gai_report_device(galloc_report *report, const galloc_pool *pool)
+/* Fills in what the device has and the largest request that could succeed; a free piece serves one of `largest` bytes.
+   The query is legal during a capture. Values that the driver does not report stay 0. In the pool's context. */
+static void gai_report_device(galloc_report *report, const galloc_pool *pool, size_t largest)
 {
-    size_t more = report->room, usable = report->largest_usable;
+    size_t more = report->room;
     report->device_total = pool->device_bytes;
     report->device_known = !gai_cu.MemGetInfo(&report->device_free, &report->device_total);
     if (!report->device_known) report->device_free = 0;
     if (report->device_known) more = gai_min(more, report->device_free);
     more = gai_down(more, pool->granularity);
-    if (gai_pool_has_torch_segments(pool)) { /* a small one serves 1 MiB at most */
-        if (more < GAI_FIXED_OWN) more = gai_min(more, GAI_MIB);
-        if (usable <= GAI_FIXED_SMALL) usable = gai_min(usable, GAI_MIB);
-    }
-    report->largest_possible = gai_max(report->largest_possible + more, usable);
+    if (gai_pool_has_torch_segments(pool) && more < GAI_FIXED_OWN) more = gai_min(more, GAI_TORCH_SMALL);
+    report->largest_possible = gai_max(report->largest_possible + more, largest);
 }
 
 /* Fills the report of a failed job; keeps only its steps and rounds. In the pool's context. [paging] */
@@ -13375,7 +13404,7 @@ static void gai_report_fill(galloc_report *report, gai_job *job)
 {
     galloc_pool *pool = job->pool;
     galloc_report blank;
-    size_t asked = gai_max(job->params.requested, job->params.room_is_memory ? job->params.max_bytes : 0);
+    size_t asked = gai_max(job->params.requested, job->params.room_is_memory ? job->params.max_bytes : 0), largest;
     memset(&blank, 0, sizeof blank);
     memcpy(blank.steps, report->steps, sizeof blank.steps);
     blank.rounds = report->rounds;
@@ -13398,9 +13427,9 @@ static void gai_report_fill(galloc_report *report, gai_job *job)
     report->reuse = pool->config.reuse;
     report->wait_limit_ms = pool->config.wait_limit_ms;
     gai_lock_on(&pool->lock);
-    gai_report_pool(report, job);
+    largest = gai_report_pool(report, job);
     gai_lock_off(&pool->lock);
-    gai_report_device(report, pool);
+    gai_report_device(report, pool, largest);
 }
 
 /* Adds the memory of the other pools of the device to a report that was just filled. [no lock] */
@@ -16036,7 +16065,9 @@ static void gai_report_print_pool(gai_string *string, const galloc_report *repor
     (void)snprintf(text, sizeof text, "in pieces of up to %zu", report->largest_usable);
     gai_print_size(string, "  free for the stream", report->usable, report->usable ? text : "");
     if (report->usable_in_pages) gai_print_size(string, "    that cannot move", report->usable_in_pages, "");
-    if (report->in_slots) gai_print_size(string, "    in slots of other sizes", report->in_slots, "strategy:pooled");
+    if (report->in_slots)
+        gai_print_size(string, report->like ? "    in other segments" : "    in slots of other sizes",
+                       report->in_slots, report->like ? "like:pytorch" : "strategy:pooled");
     gai_print_size(string, "  stranded by streams", report->stranded, "");
     for (i = 0; i < GALLOC_REPORT_STREAMS && report->streams[i].bytes; i++) {
         (void)snprintf(text, sizeof text, "    stream %llu", report->streams[i].stream_id);
@@ -16108,7 +16139,10 @@ static void gai_report_advise_pool(gai_string *string, const galloc_report *repo
     if (!report->backend && !report->expandable_segments && report->usable - report->in_slots >= report->rounded)
         gai_print(string, "- expandable_segments is False: %zu bytes are free, but the largest piece has %zu\n",
                   report->usable - report->in_slots, report->largest_usable);
-    if (report->in_slots >= lacks)
+    if (report->in_slots >= lacks && report->like)
+        gai_print(string, "- like:pytorch keeps %zu bytes in segments for requests of up to 1 MiB or for larger ones: "
+                         "like:galloc does not\n", report->in_slots);
+    if (report->in_slots >= lacks && !report->like)
         gai_print(string, "- strategy:pooled keeps %zu bytes for requests of other sizes: strategy:caching does not\n",
                   report->in_slots);
     if (report->expandable_segments && report->usable_in_pages >= lacks)
@@ -16745,7 +16779,6 @@ static int gai_check_pool(galloc_pool *pool)
 
 #if !defined(GALLOC_NO_PYTORCH)
 
-#define GAI_TORCH_SMALL GAI_MIB  /* rounded requests up to this size get small segments */
 #define GAI_TORCH_REMAINS GAI_MIB /* at most this much is left uncut at the end of a block of a large segment */
 
 /* ---- torch_stats ---- */
@@ -16853,12 +16886,6 @@ static void gai_torch_count(galloc_pool *pool, enum gai_count what, const gai_bl
 }
 
 /* ---- block pools ---- */
-
-/* Returns whether the request is one for small segments. */
-static int gai_is_small(const gai_params *params)
-{
-    return params->bytes <= GAI_TORCH_SMALL && params->alignment <= GAI_FIXED_SMALL;
-}
 
 /* May the streams of the block pool use the bytes of an incomplete mark without a wait? */
 static int gai_block_pool_allows(const gai_block_pool *block_pool, const gai_mark *mark)

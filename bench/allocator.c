@@ -19,17 +19,17 @@ static galloc_pool *pool;
 
 bool allocator_conf(galloc_config *config, const char *conf)
 {
-    char message[256];
+    char message[480] = "";
     *config = galloc_config_default();
-    if (!conf || !galloc_config_parse(config, conf, message, sizeof message)) return true;
-    fprintf(stderr, "--conf %s: %s\n", conf, message);
-    return false;
+    bool right = !conf || !galloc_config_parse(config, conf, message, sizeof message);
+    if (message[0]) fprintf(stderr, "--conf %s: %s\n", conf, message);
+    return right;
 }
 
 static int pool_open(const char *conf, size_t limit)
 {
-    galloc_config config;
-    if (!allocator_conf(&config, conf)) return -1;
+    galloc_config config = galloc_config_default();
+    if (conf && galloc_config_parse(&config, conf, NULL, 0)) return -1;
     if (limit < config.memory_limit) config.memory_limit = limit;
     if (!galloc_pool_create(&pool, &config)) return 0;
     fprintf(stderr, "%s\n", galloc_last_message());

@@ -58,8 +58,8 @@ for options in '' '--conf like:pytorch' '--allocator cudamalloc' --threads; do
     verdict $? "a log with the legacy stream is replayed: --verify --busy $options"
 done
 
-# Without a log of its own, a replay takes the same paths if it has a history.
-"$replay" --conf "$settings,history:1" --snapshot "$work/again.json" "$work/log.csv" >"$work/out" 2>&1
+# Without a log of its own, a replay takes the same paths if it has a history with stacks.
+"$replay" --conf "$settings,history:1,history_stacks:1" --snapshot "$work/again.json" "$work/log.csv" >"$work/out" 2>&1
 verdict $? "its log is replayed with a history"
 for file in state again; do grep -o '"address":[0-9]*,"size":[0-9]*' "$work/$file.json" >"$work/$file.blocks"; done
 [ -s "$work/state.blocks" ] && cmp "$work/state.blocks" "$work/again.blocks" >"$work/out" 2>&1

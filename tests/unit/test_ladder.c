@@ -3101,6 +3101,8 @@ TEST(each_advice_has_its_cause)
     ADVISES("- expandable_segments is False", (r.expandable_segments = 0, r.usable = MIB(200)),
             r.expandable_segments = 1);
     ADVISES("- strategy:pooled keeps 104857600 bytes", r.in_slots = r.usable = lacks, r.in_slots--);
+    ADVISES("- like:pytorch keeps 104857600 bytes in segments for",
+            (r.in_slots = r.usable = lacks, r.like = GALLOC_LIKE_PYTORCH), r.in_slots--);
     ADVISES("- 104857600 bytes lie beside used blocks", r.usable_in_pages = r.usable = lacks, r.usable_in_pages--);
     ADVISES("- 104857600 bytes lie beside used blocks", r.usable_in_pages = r.usable = lacks,
             r.expandable_segments = 0);

@@ -2483,6 +2483,37 @@ TEST(steps_wait_only_for_what_they_give_back)
     }
 }
 
+/* Small requests get small segments only, and large ones large ones: what is free in the others is no piece for them,
+   though a request that does suit it would succeed. */
+TEST(the_report_tells_which_free_memory_serves_other_sizes)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = torch_pool(MIB(24));
+    galloc_report report;
+    void *small[4], *large = get(pool, MIB(4), s);
+    for (int i = 0; i < 4; i++) small[i] = get(pool, MIB(1), s);
+    refused(pool, 1536, s);
+    OK(galloc_oom_report(&report));
+    EXPECT_EQ(report.usable, MIB(16));
+    EXPECT_EQ(report.in_slots, MIB(16));
+    EXPECT_EQ(report.largest_usable, 0);
+    EXPECT_EQ(report.largest_possible, MIB(16));
+    give(small[0], s);
+    give(get(pool, KIB(512), s), s);
+    refused(pool, MIB(18), s);
+    OK(galloc_oom_report(&report));
+    EXPECT_EQ(report.usable, MIB(17));
+    EXPECT_EQ(report.in_slots, MIB(1));
+    EXPECT_EQ(report.largest_usable, MIB(16));
+    EXPECT_EQ(report.largest_possible, MIB(16));
+    for (int i = 1; i < 4; i++) give(small[i], s);
+    give(large, s);
+    stream_end(s);
+    pool_end(pool);
+    finish();
+}
+
 /* In the report of a failure, free memory of the request's own stream is usable, and that of another is stranded. */
 TEST(the_report_tells_whose_free_memory_is_usable)
 {
