@@ -877,12 +877,17 @@ static int is_still_ours(CUdeviceptr address, galloc_pointer *info)
 
 static int free_is_async; /* GALLOC_PRELOAD_FREE=async */
 static int captures;      /* that are under way; a capture that ends in an odd way may count for ever */
+static int beginning;     /* captures that the driver is beginning */
 static int waits;         /* that would end a capture, for a context; and calls that record on the legacy stream */
 
-/* A call for a stream other than the legacy one records no event on that. */
+/* From now on no capture begins, and those that have begun are known to the driver. A call for a stream other than the
+   legacy one records no event on that. */
 static void wait_begins(CUstream stream)
 {
-    if (stream == CU_STREAM_LEGACY) (void)__atomic_add_fetch(&waits, 1, __ATOMIC_SEQ_CST);
+    int left;
+    if (stream != CU_STREAM_LEGACY) return;
+    (void)__atomic_add_fetch(&waits, 1, __ATOMIC_SEQ_CST);
+    for (left = 1000000; left && __atomic_load_n(&beginning, __ATOMIC_SEQ_CST); left--) (void)sched_yield();
 }
 
 static void wait_ends(CUstream stream)
@@ -1000,51 +1005,56 @@ CUresult CUDAAPI on_stream_destroy(CUstream stream)
 }
 
 /* A capture begins after the waits that would end it, or after 100 ms: what is waited for may need this thread. */
-static void count_capture(int by)
+static void begins(void)
 {
     static const struct timespec moment = { 0, 100000 };
     int left;
-    (void)__atomic_add_fetch(&captures, by, __ATOMIC_SEQ_CST);
-    for (left = 1000; by > 0 && left && __atomic_load_n(&waits, __ATOMIC_SEQ_CST); left--)
+    (void)__atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);
+    (void)__atomic_add_fetch(&beginning, 1, __ATOMIC_SEQ_CST);
+    for (left = 1000; left && __atomic_load_n(&waits, __ATOMIC_SEQ_CST); left--) {
+        (void)__atomic_sub_fetch(&beginning, 1, __ATOMIC_SEQ_CST);
         (void)nanosleep(&moment, NULL);
+        (void)__atomic_add_fetch(&beginning, 1, __ATOMIC_SEQ_CST);
+    }
 }
 
-/* The result of a call that begins a capture, which was counted before. */
 static CUresult begun(CUresult result)
 {
-    if (result) count_capture(-1);
+    (void)__atomic_sub_fetch(&beginning, 1, __ATOMIC_SEQ_CST);
+    if (result) (void)__atomic_sub_fetch(&captures, 1, __ATOMIC_SEQ_CST);
     return result;
 }
 
 static CUresult ended(CUresult result)
 {
-    if (!result || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) count_capture(-1);
+    if (!result || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
+        (void)__atomic_sub_fetch(&captures, 1, __ATOMIC_SEQ_CST);
     return result;
 }
 
-CUresult CUDAAPI on_capture_1(CUstream stream) { return count_capture(1), begun(DRIVER(capture_1, (stream))); }
-CUresult CUDAAPI on_capture_1_own(CUstream stream) { return count_capture(1), begun(DRIVER(capture_1_own, (stream))); }
+CUresult CUDAAPI on_capture_1(CUstream stream) { return begins(), begun(DRIVER(capture_1, (stream))); }
+CUresult CUDAAPI on_capture_1_own(CUstream stream) { return begins(), begun(DRIVER(capture_1_own, (stream))); }
 
 CUresult CUDAAPI on_capture(CUstream stream, CUstreamCaptureMode mode)
 {
-    return count_capture(1), begun(DRIVER(capture, (stream, mode)));
+    return begins(), begun(DRIVER(capture, (stream, mode)));
 }
 
 CUresult CUDAAPI on_capture_own(CUstream stream, CUstreamCaptureMode mode)
 {
-    return count_capture(1), begun(DRIVER(capture_own, (stream, mode)));
+    return begins(), begun(DRIVER(capture_own, (stream, mode)));
 }
 
 CUresult CUDAAPI on_capture_to(CUstream stream, CUgraph graph, const CUgraphNode *after, const void *edges, size_t n,
                                CUstreamCaptureMode mode)
 {
-    return count_capture(1), begun(DRIVER(capture_to, (stream, graph, after, edges, n, mode)));
+    return begins(), begun(DRIVER(capture_to, (stream, graph, after, edges, n, mode)));
 }
 
 CUresult CUDAAPI on_capture_to_own(CUstream stream, CUgraph graph, const CUgraphNode *after, const void *edges,
                                    size_t n, CUstreamCaptureMode mode)
 {
-    return count_capture(1), begun(DRIVER(capture_to_own, (stream, graph, after, edges, n, mode)));
+    return begins(), begun(DRIVER(capture_to_own, (stream, graph, after, edges, n, mode)));
 }
 
 CUresult CUDAAPI on_capture_end(CUstream stream, CUgraph *graph) { return ended(DRIVER(capture_end, (stream, graph))); }

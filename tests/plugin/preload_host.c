@@ -1749,6 +1749,70 @@ static void capture_beside(void *(*frees)(void *))
 TEST(free_on_request_beside_a_capture_that_begins) { capture_beside(free_slowly); }
 TEST(a_capture_begins_beside_a_free_on_the_legacy_stream) { capture_beside(free_on_the_legacy_stream); }
 
+/* The driver is beginning a capture; how often slow_call is called until the other thread has come far enough. */
+static int beginning, called, calls_left;
+
+static void begin_slowly(const char *function)
+{
+    if (!strcmp(function, "cuStreamBeginCapture") && !__atomic_exchange_n(&beginning, 1, __ATOMIC_SEQ_CST))
+        for (int i = 0; i < 500 && !__atomic_load_n(&called, __ATOMIC_ACQUIRE); i++) usleep(100);
+    if (!pthread_equal(pthread_self(), second) || strcmp(function, slow_call) || --calls_left) return;
+    __atomic_store_n(&called, 1, __ATOMIC_RELEASE);
+    usleep(20000);
+}
+
+static void *capture_slowly(void *stream)
+{
+    CUgraph graph = NULL;
+    OK(cu.CtxSet(primary[0]));
+    OK(cu.Begin(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    usleep(100000);
+    OK(cu.End(stream, &graph));
+    OK(cu.GraphDestroy(graph));
+    return NULL;
+}
+
+/* The same where the driver is beginning the capture already: the call waits until it has begun. */
+static void in_the_beginning_of_a_capture(unsigned flags, const char *until, int calls, void *(*frees)(void *))
+{
+    CUdeviceptr p;
+    CUstream stream = NULL;
+    pthread_t thread;
+    begin(1);
+    p = alloc(3 * MiB);
+    OK(cu.StreamCreate(&stream, flags));
+    second = pthread_self();
+    slow_call = until;
+    calls_left = calls;
+    sim_hook(begin_slowly, NULL);
+    EXPECT_EQ(pthread_create(&thread, NULL, capture_slowly, stream), 0);
+    for (int i = 0; i < 10000 && !__atomic_load_n(&beginning, __ATOMIC_ACQUIRE); i++) usleep(100);
+    EXPECT(beginning);
+    (void)frees(&p);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    sim_hook(NULL, NULL);
+    finish();
+}
+
+TEST(free_on_request_in_the_beginning_of_a_capture)
+{
+    in_the_beginning_of_a_capture(CU_STREAM_NON_BLOCKING, "cuStreamGetId", 3, free_slowly);
+}
+
+/* CUDA refuses it as well, once the capture has begun. */
+static void *free_or_not(void *p)
+{
+    CUresult result = cu.FreeAsync(*(CUdeviceptr *)p, NULL);
+    EXPECT(result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    if (result) OK(cu.Free(*(CUdeviceptr *)p));
+    return NULL;
+}
+
+TEST(a_free_on_the_legacy_stream_in_the_beginning_of_a_capture)
+{
+    in_the_beginning_of_a_capture(CU_STREAM_DEFAULT, "cuEventRecord", 1, free_or_not);
+}
+
 /* CUDA's functions may be called while another thread ends a context that they do not use. galloc's calls, which may
    look at an event of that context, are over by then. */
 TEST(a_context_ends_beside_calls_of_another_thread)
