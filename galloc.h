@@ -14185,7 +14185,8 @@ static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, co
     gai_stream *stream = site->stream;
     int own, changed, due;
     gai_lock_on(&pool->lock);
-    own = stream->life == site->life && gai_block_suits(block, stream->life) && !block->marks;
+    own = stream->life == site->life && gai_block_suits(block, stream->life) && !block->marks &&
+        !pool->history.ring; /* which may have begun since the block was claimed */
     if (own) {
         changed = ((!empty || stream->retired) && gai_stream_see(pool, stream, site)) || !gai_pool_has_one_stream(pool);
         gai_block_stamp_own(pool, block, stream);

@@ -662,6 +662,47 @@ TEST(what_is_overwritten_is_counted)
     finish();
 }
 
+static galloc_pool *late_pool; /* whose history begins in the middle of another thread's call */
+
+static void *begin_late(void *pool)
+{
+    OK(galloc_pool_history(pool, 1000));
+    return NULL;
+}
+
+static void begin_beside(const char *function)
+{
+    galloc_pool *pool = late_pool;
+    pthread_t thread;
+    if (!pool || strcmp(function, "cuStreamGetId")) return;
+    late_pool = NULL;
+    EXPECT_EQ(pthread_create(&thread, NULL, begin_late, pool), 0);
+    pthread_join(thread, NULL);
+}
+
+/* The history begins when a free has passed the stream caches, which are open. */
+TEST(a_free_under_way_when_the_history_begins_is_noted)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    value *v;
+    OK(galloc_free(get(pool, 4096, s), s));
+    void *p = get(pool, MIB(8), s), *q = get(pool, MIB(9), s);
+    late_pool = pool;
+    sim_hook(begin_beside, NULL);
+    OK(galloc_free(p, s));
+    sim_hook(NULL, NULL);
+    EXPECT(!late_pool);
+    v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    EXPECT_EQ(events_named(v, "free_requested"), 1);
+    value_free(v);
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(a_wait_names_both_streams)
 {
     galloc_config config = config_limit(MIB(64));
