@@ -1732,4 +1732,44 @@ TEST(a_capture_with_streams_of_two_groups_is_refused)
     }
 }
 
+static struct {
+    galloc_pool *pool;
+    CUcontext second;
+    pthread_barrier_t all;
+} in_two_contexts;
+
+static void *begin_in_two_contexts(void *unused)
+{
+    cudaStream_t own = cudaStreamPerThread;
+    galloc_graph *first = NULL, *second = NULL;
+    OK(galloc_graph_begin(&first, in_two_contexts.pool, own));
+    OK(cuCtxSetCurrent(in_two_contexts.second));
+    OK(galloc_graph_begin(&second, in_two_contexts.pool, own));
+    pthread_barrier_wait(&in_two_contexts.all);
+    OK(galloc_graph_end(first));
+    OK(galloc_graph_end(second));
+    OK(galloc_graph_release(first, GALLOC_NO_STREAM));
+    OK(galloc_graph_release(second, GALLOC_NO_STREAM));
+    return unused;
+}
+
+/* Each thread has a per-thread default stream in each context: four streams, on each of which a group begins. */
+TEST(groups_begin_on_the_per_thread_streams_of_two_contexts)
+{
+    pthread_t threads[2];
+    CUcontext own = NULL;
+    begin();
+    in_two_contexts.pool = pool_for(2);
+    OK(cuCtxGetCurrent(&own));
+    OK(sim_green_create(&in_two_contexts.second, 0));
+    OK(cuCtxSetCurrent(own));
+    EXPECT_EQ(pthread_barrier_init(&in_two_contexts.all, NULL, 2), 0);
+    for (int i = 0; i < 2; i++) EXPECT_EQ(pthread_create(&threads[i], NULL, begin_in_two_contexts, NULL), 0);
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    EXPECT_EQ(pthread_barrier_destroy(&in_two_contexts.all), 0);
+    OK(sim_green_destroy(in_two_contexts.second));
+    pool_end(in_two_contexts.pool);
+    finish();
+}
+
 TEST_MAIN()

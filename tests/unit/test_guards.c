@@ -4092,4 +4092,56 @@ TEST(the_check_sees_each_word_of_guards)
     finish();
 }
 
+static struct {
+    void *block;
+    int waits; /* the call has waited */
+} poisoned_late;
+
+static void *free_on_the_default_stream(void *block)
+{
+    OK(galloc_free(block, NULL));
+    return NULL;
+}
+
+static void free_once_it_has_waited(const char *function)
+{
+    void *block = poisoned_late.block;
+    pthread_t thread;
+    if (!strcmp(function, "cuStreamSynchronize")) poisoned_late.waits = 1;
+    else if (poisoned_late.waits && block) {
+        poisoned_late.block = NULL;
+        EXPECT_EQ(pthread_create(&thread, NULL, free_on_the_default_stream, block), 0);
+        pthread_join(thread, NULL);
+    }
+}
+
+/* A request on the default stream waits for poison. What another thread poisons meanwhile is not waited for. */
+TEST(poison_that_is_queued_during_a_wait_is_waited_for_later)
+{
+    begin_still();
+    galloc_config config = galloc_config_default();
+    config.debug = POISON;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *p = get(pool, MIB(1), NULL), *q = get(pool, MIB(3), NULL), *again;
+    OK(cudaDeviceSynchronize());
+    OK(galloc_free(p, NULL));
+    memset(&poisoned_late, 0, sizeof poisoned_late);
+    poisoned_late.block = q;
+    sim_hook(free_once_it_has_waited, NULL);
+    p = get(pool, MIB(1), NULL);
+    sim_hook(NULL, NULL);
+    EXPECT(!poisoned_late.block);
+    again = get(pool, MIB(3), NULL);
+    EXPECT(again == q);
+    put(s, again, MIB(3), 1); /* the default stream's work was waited for */
+    OK(cudaDeviceSynchronize());
+    OK(galloc_free(p, NULL));
+    OK(galloc_free(again, s));
+    OK(cudaDeviceSynchronize());
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST_MAIN()

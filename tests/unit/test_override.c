@@ -782,6 +782,19 @@ TEST(frees_leave_the_context_as_it_was)
     no_findings();
 }
 
+TEST(a_free_whose_wait_fails_leaves_the_context_as_it_was)
+{
+    start();
+    void *p = alloc(KIB(64));
+    int retained = sim_retained(0);
+    sim_fail("cuCtxSynchronize", 1, 0, cudaErrorUnknown);
+    EXPECT_EQ(galloc_override_free(p, 0, GALLOC_OVERRIDE_DEVICE), cudaErrorUnknown);
+    sim_fail_clear();
+    EXPECT_EQ(sim_retained(0), retained);
+    OK(galloc_override_free(p, 0, GALLOC_OVERRIDE_DEVICE));
+    no_findings();
+}
+
 TEST(errors)
 {
     start();
