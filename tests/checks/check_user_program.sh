@@ -256,6 +256,7 @@ static __global__ void __launch_bounds__(256) scale(T *to, /* (of n */ const T *
 }
 static __device__ unsigned threads() { return gridDim.x * gridDim.y * blockDim.x * blockDim.y; }
 static __global__ void count(unsigned *at, const unsigned *unused) { if (!unused) atomicMax(at, threads()); }
+static __global__ void turn(unsigned *at) { atomicInc(at, 1), atomicInc(at, 1), atomicDec(at, 5), atomicDec(at, 5); }
 static __global__ void nothing() {}
 template <class P, size_t by> static __global__ void second(P *p) { p->second.second = (int)by * __ldg(&p->first); }
 #define LAUNCH(kernel, ...) kernel<<<1, 1>>>(__VA_ARGS__)
@@ -288,6 +289,10 @@ int main(int argc, char **)
     cudaMemcpyAsync(&host, p + 506, sizeof host, cudaMemcpyDeviceToHost, s);
     cudaStreamSynchronize(s);
     printf("scaled %u\n", host);
+    turn<<<1, 1, 0, s>>>(p + 700); /* of 2: 0, 1, 0, 5 */
+    cudaMemcpyAsync(&host, p + 700, sizeof host, cudaMemcpyDeviceToHost, s);
+    cudaStreamSynchronize(s);
+    printf("turned %u\n", host);
     nested pair(7, {8, 9}), *pairs;
     if (cudaMalloc(&pairs, sizeof pair)) return 3;
     cudaMemcpy(pairs, &pair, sizeof pair, cudaMemcpyHostToDevice);
@@ -312,6 +317,7 @@ if command -v "${CXX:-g++}" >/dev/null; then
     prints 5996 "kernels of a namespace and of a template run, and add atomically"
     prints 60 "launches have shapes"
     prints 'scaled 4' "the arguments of a launch decide on the kernel of a template"
+    prints 'turned 5' "counters turn at their limits"
     prints 'second 14 of 3' "arguments of a template have brackets and parentheses"
     prints 'usage: x <<<b>>> (c)' "a string stays"
     prints 'a "<<<1, 2>>>(p)' "a string with a quote stays"

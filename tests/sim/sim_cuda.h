@@ -116,6 +116,11 @@ template <class T, class U> inline T atomicMax(T *p, U value) { return atomicExc
 template <class T, class U> inline T atomicAnd(T *p, U value) { return atomicExch(p, *p & (T)value); }
 template <class T, class U> inline T atomicOr(T *p, U value) { return atomicExch(p, *p | (T)value); }
 template <class T, class U> inline T atomicXor(T *p, U value) { return atomicExch(p, *p ^ (T)value); }
+template <class T, class U> inline T atomicInc(T *p, U most) { return atomicExch(p, *p >= (T)most ? (T)0 : *p + 1); }
+template <class T, class U> inline T atomicDec(T *p, U most)
+{
+    return atomicExch(p, *p == 0 || *p > (T)most ? (T)most : *p - 1);
+}
 template <class T, class U, class V> inline T atomicCAS(T *p, U compare, V value)
 {
     return *p == (T)compare ? atomicExch(p, value) : *p;
