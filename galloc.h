@@ -2882,6 +2882,7 @@ struct gai_segment {
                      addresses are not in the page map: several segments may share 2 MiB */
     int outside; /* cudaMallocAsync: made by cudaMalloc, outside the driver's pool */
     int traced; /* the same: the trace has the free of its block already */
+    int ended;  /* the same: the driver is freeing its block, and the history has the end of both */
     int lost; /* its context was reset: the memory is gone, and the addresses may be given out again */
     void *heap; /* GALLOC_NVTX: that of the tool; NULL: none */
     int open;   /* the same: all its bytes are in some region; see >>nvtx */
@@ -17977,14 +17978,29 @@ static gai_block *gai_block_gather(galloc_pool *pool, gai_block *block)
 static void gai_block_give_up(galloc_pool *pool, gai_block *block)
 {
     gai_mapping *whole = block->segment->whole;
-    gai_history_block(pool, GAI_FREED, block, gai_thread.stack);
-    gai_history_unmapped(pool, whole);
     gai_stat_unused(pool, block->bytes, (size_t)block->requested);
     pool->stats.blocks.current--;
     pool->stats.frees++;
     whole->page->current = NULL;
     whole->block = gai_block_gather(pool, block);
     gai_mapping_settle(pool, whole, GAI_RELEASED);
+}
+
+/* Notes the end of a claimed block and its segment, before another thread can get the address from the driver; or that
+   both are there again, since the driver has refused. [lock] */
+static void gai_async_note(galloc_pool *pool, gai_block *block, int ended)
+{
+    gai_segment *segment = block->segment;
+    segment->ended = ended;
+    if (ended) {
+        if (pool->trace) gai_trace_freed(pool, block, NULL);
+        segment->traced = pool->trace != NULL;
+        gai_history_block(pool, GAI_FREED, block, gai_thread.stack);
+        gai_history_unmapped(pool, segment->whole);
+    } else {
+        gai_history_event(pool, GAI_SEGMENT_MADE, segment->addr, segment->bytes, 0, 0);
+        gai_history_block(pool, GAI_ALLOCATED, block, (uint32_t)(block->tag >> GAI_STACK_SHIFT));
+    }
 }
 
 /* Makes the driver free a claimed block in the order of the stream that alone has used it. Returns whether it has; else
@@ -17996,14 +18012,16 @@ static int gai_async_block_free(galloc_pool *pool, gai_block *block, const gai_s
     unsigned long long id = pool->context_id;
     CUresult result = CUDA_ERROR_INVALID_CONTEXT; /* of a dead one: the address may be reused */
     if (!gai_block_is_drivers(block, sites, n)) return 0;
-    if (pool->trace) gai_trace_freed(pool, block, NULL); /* before another thread gets the address */
-    segment->traced = pool->trace != NULL;
+    gai_async_note(pool, block, 1);
     gai_lock_off(&pool->lock);
     if (gai_context_health(context, id) == GAI_ALIVE)
         result = gai_async_free(pool, (CUdeviceptr)segment->whole->addr, sites);
     if (result) gai_pool_note(pool, result);
     gai_lock_on(&pool->lock);
-    if (result || segment->lost) return 0;
+    if (result || segment->lost) {
+        gai_async_note(pool, block, 0);
+        return 0;
+    }
     gai_block_give_up(pool, block);
     return 1;
 }
@@ -19448,6 +19466,9 @@ static void gai_caches_flag(const galloc_pool *pool, int on)
     }
 }
 
+/* The first block of a segment, if its blocks are in a snapshot. */
+static const gai_block *gai_copy_first(const gai_segment *segment) { return segment->ended ? NULL : segment->first; }
+
 /* Copies, or counts, all items. [lock, latches] */
 static void gai_copy_items(gai_snapshot_info *copy, const galloc_pool *pool)
 {
@@ -19456,11 +19477,11 @@ static void gai_copy_items(gai_snapshot_info *copy, const galloc_pool *pool)
     copy->n = 0;
     copy->segment = NULL;
     for (segment = pool->segments; segment; segment = segment->next)
-        for (block = segment->first; block; block = block->next) gai_copy_block(copy, block);
+        for (block = gai_copy_first(segment); block; block = block->next) gai_copy_block(copy, block);
     copy->blocks = copy->n;
     copy->segment = NULL;
     for (segment = pool->segments; segment; segment = segment->next)
-        for (block = segment->first; block; block = block->next) gai_copy_pages(copy, block);
+        for (block = gai_copy_first(segment); block; block = block->next) gai_copy_pages(copy, block);
 }
 
 /* Copies the history to `entries`, which has room for all of it, with a last entry for the snapshot. While on_map or

@@ -703,6 +703,86 @@ TEST(a_free_under_way_when_the_history_begins_is_noted)
     finish();
 }
 
+/* ---- backend:cudaMallocAsync: the driver has a freed block before the pool's lock is taken again ------------------ */
+
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream;
+    void *block;
+    int calls; /* of the hook that did something */
+} async;
+
+static void *look_back(void *none)
+{
+    (void)check_history(async.pool, 1);
+    return none;
+}
+
+static void *get_and_look(void *none)
+{
+    async.block = get(async.pool, 4096, async.stream);
+    return look_back(none);
+}
+
+/* Another thread looks while the driver frees the block, and gets the address before the free goes on. */
+static void meet_async(const char *function)
+{
+    pthread_t thread;
+    int frees = !strcmp(function, "cuMemFreeAsync");
+    if (frees == async.calls) return;
+    async.calls++;
+    sim_hook(NULL, NULL);
+    EXPECT_EQ(pthread_create(&thread, NULL, frees ? look_back : get_and_look, NULL), 0);
+    pthread_join(thread, NULL);
+    if (frees) sim_hook(meet_async, NULL);
+}
+
+TEST(an_address_that_the_driver_gives_to_another_thread_was_freed_before)
+{
+    begin();
+    galloc_config config = galloc_config_default();
+    config.backend = GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
+    config.history = 1000;
+    async.pool = pool_new(&config);
+    async.stream = stream_new();
+    void *p = get(async.pool, 4096, async.stream);
+    sim_hook(meet_async, NULL);
+    OK(galloc_free(p, async.stream));
+    sim_hook(NULL, NULL);
+    EXPECT_EQ(async.calls, 2);
+    EXPECT_EQ(async.block, p);
+    (void)check_history(async.pool, 1);
+    OK(galloc_free(async.block, async.stream));
+    (void)check_history(async.pool, 1);
+    stream_end(async.stream);
+    pool_end(async.pool);
+    finish();
+}
+
+/* The pool frees it then, and may give it out again. */
+TEST(a_block_that_the_driver_refuses_to_free_is_freed_all_the_same)
+{
+    begin();
+    galloc_config config = galloc_config_default();
+    config.backend = GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
+    config.history = 1000;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *p = get(pool, 4096, s);
+    sim_fail("cuMemFreeAsync", 1, 0, cudaErrorInvalidValue);
+    OK(galloc_free(p, s));
+    sim_fail_clear();
+    EXPECT_EQ(info_of(p).state, GALLOC_STATE_FREE);
+    (void)check_history(pool, 1);
+    EXPECT_EQ(get(pool, 4096, s), p);
+    (void)check_history(pool, 1);
+    OK(galloc_free(p, s));
+    (void)check_history(pool, 1);
+    stream_end(s);
+    pool_end(pool);
+    finish();
+}
+
 TEST(a_wait_names_both_streams)
 {
     galloc_config config = config_limit(MIB(64));
