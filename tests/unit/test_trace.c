@@ -581,7 +581,8 @@ size_t fwrite(const void *data, size_t size, size_t n, FILE *file)
 {
     size_t (*next)(const void *, size_t, size_t, FILE *) = NULL;
     *(void **)(void *)&next = dlsym(RTLD_NEXT, "fwrite");
-    if ((n == 0) == written.empty && written.armed > 0 && __atomic_sub_fetch(&written.armed, 1, __ATOMIC_ACQ_REL) == 0) {
+    int counts = written.armed > 0 && (n == 0) == written.empty;
+    if (counts && __atomic_sub_fetch(&written.armed, 1, __ATOMIC_ACQ_REL) == 0) {
         __atomic_store_n(&written.now, 1, __ATOMIC_RELEASE);
         for (int i = written.rounds; !__atomic_load_n(&written.done, __ATOMIC_ACQUIRE) && --i; usleep(100)) {}
     }
