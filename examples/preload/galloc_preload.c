@@ -1007,13 +1007,12 @@ CUresult CUDAAPI on_stream_destroy(CUstream stream)
 /* A capture begins after the waits that would end it, or after 100 ms: what is waited for may need this thread. */
 static void begins(void)
 {
-    static const struct timespec moment = { 0, 100000 };
     int left;
     (void)__atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);
     (void)__atomic_add_fetch(&beginning, 1, __ATOMIC_SEQ_CST);
-    for (left = 1000; left && __atomic_load_n(&waits, __ATOMIC_SEQ_CST); left--) {
+    for (left = 2000; left && __atomic_load_n(&waits, __ATOMIC_SEQ_CST); left--) {
         (void)__atomic_sub_fetch(&beginning, 1, __ATOMIC_SEQ_CST);
-        (void)nanosleep(&moment, NULL);
+        rest();
         (void)__atomic_add_fetch(&beginning, 1, __ATOMIC_SEQ_CST);
     }
 }

@@ -1749,6 +1749,40 @@ static void capture_beside(void *(*frees)(void *))
 TEST(free_on_request_beside_a_capture_that_begins) { capture_beside(free_slowly); }
 TEST(a_capture_begins_beside_a_free_on_the_legacy_stream) { capture_beside(free_on_the_legacy_stream); }
 
+static void *begin_a_capture(void *stream)
+{
+    OK(cu.CtxSet(primary[0]));
+    OK(cu.Begin(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    pthread_testcancel();
+    return NULL;
+}
+
+/* The thread that begins a capture is cancelled while it waits for the free of another one: the capture begins. */
+TEST(free_on_request_beside_a_thread_that_is_cancelled)
+{
+    CUdeviceptr p;
+    CUstream stream;
+    CUgraph graph = NULL;
+    pthread_t thread, begins;
+    begin(1);
+    p = alloc(3 * MiB);
+    stream = stream_new();
+    slow_call = "cuEventRecord";
+    sim_hook(be_slow, NULL);
+    EXPECT_EQ(pthread_create(&thread, NULL, free_slowly, &p), 0);
+    for (int i = 0; i < 10000 && !__atomic_load_n(&in_slow_call, __ATOMIC_ACQUIRE); i++) usleep(100);
+    EXPECT(in_slow_call);
+    EXPECT_EQ(pthread_create(&begins, NULL, begin_a_capture, stream), 0);
+    usleep(5000);
+    EXPECT_EQ(pthread_cancel(begins), 0);
+    EXPECT_EQ(pthread_join(begins, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    sim_hook(NULL, NULL);
+    OK(cu.End(stream, &graph));
+    OK(cu.GraphDestroy(graph));
+    finish();
+}
+
 /* The driver is beginning a capture; how often slow_call is called until the other thread has come far enough. */
 static int beginning, called, calls_left;
 

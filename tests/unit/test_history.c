@@ -703,7 +703,7 @@ TEST(a_free_under_way_when_the_history_begins_is_noted)
     finish();
 }
 
-/* ---- backend:cudaMallocAsync: the driver has a freed block before the pool's lock is taken again */
+/* ---- the driver has a freed block before the pool is locked again ------------------------------------------------ */
 
 static struct {
     galloc_pool *pool;
