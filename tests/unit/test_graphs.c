@@ -1021,6 +1021,30 @@ TEST(a_stream_goes_on_however_much_was_captured_since)
     finish();
 }
 
+/* The past is the first node that a walk of 512 nodes has no room for. Which slots of the index are the node's depends
+   on its address, so the test looks at many nodes. */
+TEST(a_stream_goes_on_from_a_place_for_which_the_walk_grows)
+{
+    enum { NODES = 512, TIMES = 20 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_for(TIMES + 2);
+    void *other = get_block(pool, s, 1);
+    cudaGraph_t graph[TIMES]; /* kept, so that each has nodes elsewhere */
+    for (int time = 0; time < TIMES; time++) {
+        capture_begin(s);
+        void *p = pass(pool, s, 2);
+        for (int i = 0; i < NODES; i++) put(s, other, BLOCK, 3);
+        EXPECT(pass(pool, s, 4) == p);
+        graph[time] = capture_end(s);
+    }
+    for (int time = 0; time < TIMES; time++) OK(cudaGraphDestroy(graph[time]));
+    OK(galloc_free(other, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* ---- updates ----------------------------------------------------------------------------------------------------- */
 
 /* The memory of the new capture lives as long as the instance, that of the old one until its launches have ended. */
