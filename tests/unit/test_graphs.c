@@ -913,6 +913,36 @@ TEST(a_wide_place_is_known_by_all_of_its_nodes)
     }
 }
 
+/* A place that shares all nodes but the last one, which uses the block, does not come after it. */
+TEST(a_wide_place_is_known_by_its_last_node_too)
+{
+    enum { MOST = 70 };
+    for (int n = 62; n <= MOST; n++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_for(3);
+        cudaGraphNode_t one[MOST], two[MOST];
+        cudaGraph_t graph = NULL;
+        OK(cudaGraphCreate(&graph, 0));
+        capture_into(graph, s, NULL, 0);
+        void *p = get_block(pool, s, 1);
+        one[n - 1] = last_node(graph);
+        for (int i = 0; i + 1 < n; i++) OK(cudaGraphAddEmptyNode(&one[i], graph, NULL, 0));
+        memcpy(two, one, sizeof two);
+        OK(cudaGraphAddEmptyNode(&two[n - 1], graph, NULL, 0));
+        OK(cudaStreamUpdateCaptureDependencies(s, one, PLAIN_EDGES (size_t)n, cudaStreamSetCaptureDependencies));
+        OK(galloc_free(p, s));
+        OK(cudaStreamUpdateCaptureDependencies(s, two, PLAIN_EDGES (size_t)n, cudaStreamSetCaptureDependencies));
+        EXPECT(pass(pool, s, 2) != p);
+        OK(cudaStreamUpdateCaptureDependencies(s, one, PLAIN_EDGES (size_t)n, cudaStreamAddCaptureDependencies));
+        (void)capture_end(s);
+        OK(cudaGraphDestroy(graph));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* Without host memory the nodes of a place are read in part, and those may be the same at another one. */
 TEST(a_place_that_was_read_in_part_is_not_known_again)
 {
