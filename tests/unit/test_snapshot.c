@@ -499,6 +499,32 @@ TEST(each_pool_has_a_number_of_its_own)
     finish();
 }
 
+/* A pickle has the number of each of many pools whole, as JSON does. */
+TEST(more_than_255_pools_have_numbers_of_their_own)
+{
+    enum { POOLS = 257 };
+    static galloc_pool *pool[POOLS];
+    begin();
+    for (int i = 0; i < POOLS; i++) pool[i] = pool_new(NULL);
+    void *first = get(pool[0], MIB(1), NULL), *last = get(pool[POOLS - 1], MIB(1), NULL);
+    value *json = snapshot(NULL, GALLOC_SNAPSHOT_JSON), *pickle = snapshot(NULL, GALLOC_SNAPSHOT_PICKLE);
+    const value *segments = value_of(pickle, "segments");
+    uint64_t most = 0;
+    for (const value *v = segments->first; v; v = v->next) {
+        uint64_t number = value_of(v, "segment_pool_id")->first->next->number;
+        if (number > most) most = number;
+    }
+    EXPECT_EQ(value_count(segments), 2);
+    EXPECT_EQ(most, POOLS);
+    EXPECT(values_equal(value_of(json, "segments"), segments));
+    value_free(json);
+    value_free(pickle);
+    OK(galloc_free(first, NULL));
+    OK(galloc_free(last, NULL));
+    for (int i = 0; i < POOLS; i++) pool_end(pool[i]);
+    finish();
+}
+
 TEST(segments_name_their_device)
 {
     galloc_pool *pools[2];
