@@ -511,6 +511,20 @@ TEST(what_is_another_message_or_comes_later_is_no_repeat)
     finish_logging();
 }
 
+/* The letters of an address are part of its number; those of the words after it make another message. */
+TEST(words_after_an_address_make_another_message)
+{
+    static const char *const texts[] = {"0x1 a", "0x1 b", "0xc a", "0xdef2 b"};
+    begin_logging(NULL);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        galloc_config config = galloc_config_default();
+        EXPECT_EQ(galloc_config_parse(&config, texts[i], NULL, 0), cudaErrorInvalidValue);
+        EXPECT(says(texts[i]));
+        EXPECT_EQ(log_lines, i ? 2 : 1);
+    }
+    finish_logging();
+}
+
 static void fail_in_kinds(int kinds, int rounds)
 {
     for (int i = 0; i < kinds * rounds; i++) {
