@@ -6911,16 +6911,33 @@ static int gai_pool_has_captured(const galloc_pool *pool)
     return stream != NULL;
 }
 
-/* Bytes of a free block that others cannot use before this stream has done more work; stream == NULL: that graphs own.
-   Bytes of two graphs may count twice, within the block's size. */
+/* Does the mark keep its bytes from others until this stream has done more work? stream == NULL: does a graph own them?
+   */
+static int gai_mark_strands(const gai_mark *mark, const gai_stream *stream)
+{
+    if (!stream) return mark->stream->capture != NULL;
+    return mark->stream == stream && !gai_mark_is_complete(mark);
+}
+
+/* Bytes of a free block that such marks cover. The marks of several graphs may have bytes in common. */
 static size_t gai_block_stranded(const gai_block *block, const gai_stream *stream)
 {
-    const gai_mark *mark;
+    uintptr_t at = block->addr, end = at + block->bytes, next;
     size_t bytes = 0;
-    for (mark = block->marks; mark; mark = mark->next)
-        if (stream ? mark->stream == stream && !gai_mark_is_complete(mark) : mark->stream->capture != NULL)
-            bytes += mark->end - mark->begin;
-    return gai_min(bytes, block->bytes);
+    for (; at < end; at = next) {
+        const gai_mark *mark;
+        uintptr_t covered = at;
+        next = end;
+        for (mark = block->marks; mark; mark = mark->next) {
+            if (mark->end <= at || !gai_mark_strands(mark, stream)) continue;
+            if (mark->begin <= at) covered = gai_max(covered, mark->end);
+            else next = gai_min(next, mark->begin);
+        }
+        if (covered == at) continue;
+        next = gai_min(covered, end);
+        bytes += next - at;
+    }
+    return bytes;
 }
 
 /* The same of the pool's free memory, without stream caches. [lock] */

@@ -185,12 +185,12 @@ int main()
     say_driver_calls("again, in the same rooms", pool, &s);
     CHECK(galloc_pool_trim(pool, 0, NULL));
     reserve_ahead(&s);
-    example_result(say_driver_calls("with memory reserved ahead", pool, &s).memory == 0);
+    example_result_by_default(say_driver_calls("with memory reserved ahead", pool, &s).memory == 0);
 
     example_compare("token", SEQUENCES * 3 * s.most, run_cache, &s);
     printf("a vector of %zu MiB, pushed by %d KiB\n", s.pushes * TOKEN / MIB, TOKEN / 1024);
     example_compare("push", s.pushes, run_vector, &s);
-    example_result(s.copies == 0);
+    example_result_by_default(s.copies == 0);
 
     CHECK(cudaFree(s.wrong));
     CHECK(galloc_stream_retire(s.stream));

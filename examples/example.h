@@ -57,6 +57,13 @@ static inline void example_result(int right)
     example_wrong += !right;
 }
 
+/* A result that galloc's default settings have, and others (GALLOC_CONF) need not have. */
+static inline void example_result_by_default(int right)
+{
+    const char *conf = getenv("GALLOC_CONF");
+    example_result(right || (conf && *conf));
+}
+
 /* ---- clock ------------------------------------------------------------------------------------------------------- */
 
 /* The simulated device (docs/simulated-device.md) adds up what CUDA calls take on the host of an H200. */

@@ -168,6 +168,36 @@ TEST(what_is_freed_outside_a_capture_is_no_later_captures)
     }
 }
 
+/* What several graphs of a group use counts once, also where their blocks begin and end at different places. */
+TEST(what_graphs_of_a_group_share_counts_once)
+{
+    static const char *const settings[] = {"", "like:pytorch", "like:pytorch,expandable_segments:False"};
+    for (int i = 0; i < 3; i++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, settings[i], NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        galloc_graph *group = NULL;
+        cudaGraph_t graphs[3];
+        OK(galloc_graph_begin(&group, pool, s));
+        for (int graph = 0; graph < 3; graph++) {
+            capture_begin(s);
+            void *p = get(pool, KIB(64) >> graph, s), *q = get(pool, KIB(64) >> graph, s), *r = get(pool, KIB(16), s);
+            OK(galloc_free(p, s));
+            OK(galloc_free(q, s));
+            OK(galloc_free(r, s));
+            graphs[graph] = capture_end(s);
+            EXPECT_EQ(stats_of(pool).graph_bytes, KIB(144));
+        }
+        OK(galloc_graph_end(group));
+        for (int graph = 0; graph < 3; graph++) OK(cudaGraphDestroy(graphs[graph]));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* The same in a group, another graph of which may have that memory. */
 TEST(a_later_graph_of_a_group_leaves_what_its_first_one_must_not_have)
 {
