@@ -1704,6 +1704,31 @@ TEST(a_block_that_leaves_the_quarantine_stays_freed)
     finish();
 }
 
+static size_t largest_meanwhile;
+
+static void ask_for_the_largest(const char *function)
+{
+    if (!strcmp(function, "cuMemcpyDtoHAsync")) largest_meanwhile = stats_of(leaving.pool).largest_free;
+}
+
+/* While it is looked at, it is in no bin, and yet counts as free memory in one piece. */
+TEST(the_largest_free_block_may_be_leaving_the_quarantine)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = leaving.pool = pool_quarantine(MIB(16));
+    void *p = get(pool, MIB(14), s), *q = get(pool, MIB(4), s);
+    OK(galloc_free(p, s));
+    largest_meanwhile = 0;
+    sim_hook(ask_for_the_largest, NULL);
+    OK(galloc_free(q, s)); /* p leaves */
+    sim_hook(NULL, NULL);
+    EXPECT_EQ(largest_meanwhile, MIB(14));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* Blocks leave the quarantine one by one. A call on a stream of another context comes in between: it may check none. */
 TEST(a_stream_of_another_context_checks_no_block_of_the_quarantine)
 {
