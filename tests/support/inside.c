@@ -687,6 +687,12 @@ size_t inside_most_old_mappings(void) { return GAI_STALE_MAX; }
 
 /* ---- what else a pool has ---------------------------------------------------------------------------------------- */
 
+void inside_leave_handles(galloc_pool *handle, size_t n)
+{
+    galloc_pool *pool = inside_pool(handle);
+    pool->lives = sizeof *pool - n;
+}
+
 int inside_ended(galloc_pool *pool) { return (gai_load(&inside_pool(pool)->users) & GAI_ENDED) != 0; }
 void inside_set_memory_limit(galloc_pool *pool, size_t bytes) { gai_budget_set_own(inside_pool(pool), bytes); }
 void inside_set_live_peak(galloc_pool *pool, size_t bytes) { inside_pool(pool)->live_peak = bytes; }

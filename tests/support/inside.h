@@ -113,6 +113,8 @@ size_t inside_most_old_mappings(void);
 
 /* ---- what else a pool has ---------------------------------------------------------------------------------------- */
 
+/* After so many more pools in this pool's memory their handles repeat. */
+void inside_leave_handles(galloc_pool *pool, size_t n);
 int inside_ended(galloc_pool *pool); /* or is about to: no call comes into it any more */
 void inside_set_memory_limit(galloc_pool *pool, size_t bytes);
 void inside_count_all(galloc_pool *pool, uint64_t n); /* each counter of what happened rises by n */

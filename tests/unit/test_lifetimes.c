@@ -1951,4 +1951,21 @@ TEST(a_former_handle_is_named_as_it_was_given)
     finish();
 }
 
+/* Handles repeat after as many pools as a pool has bytes. Those before and after are all accepted. */
+TEST(each_handle_is_accepted_also_when_handles_repeat)
+{
+    begin();
+    galloc_pool *pools[5];
+    for (int i = 0; i < 5; i++) {
+        galloc_config config;
+        pools[i] = pool_new(NULL);
+        OK(galloc_pool_config(pools[i], &config));
+        if (i > 0) EXPECT_EQ(galloc_pool_config(pools[i - 1], &config), cudaErrorInvalidResourceHandle);
+        if (i == 0) inside_leave_handles(pools[i], 2);
+        pool_end(pools[i]);
+    }
+    EXPECT(pools[2] > pools[1] && pools[3] < pools[1]); /* they begin again */
+    finish();
+}
+
 TEST_MAIN()
