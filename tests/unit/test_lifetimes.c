@@ -1406,7 +1406,9 @@ static struct {
     cudaStream_t stream;
     pthread_t ends;
     int warm, now, done;
+    int left; /* steps of the end until then */
     cudaError_t error;
+    void *got;
 } last_moment;
 
 static void *ask_at_the_last_moment(void *arg)
@@ -1418,7 +1420,7 @@ static void *ask_at_the_last_moment(void *arg)
     __atomic_store_n(&last_moment.warm, 1, __ATOMIC_RELEASE);
     while (!__atomic_load_n(&last_moment.now, __ATOMIC_ACQUIRE)) usleep(100);
     last_moment.error = galloc_pool_malloc(last_moment.pool, &p, 4096, last_moment.stream);
-    if (p) OK(galloc_free(p, last_moment.stream));
+    last_moment.got = p;
     __atomic_store_n(&last_moment.done, 1, __ATOMIC_RELEASE);
     return NULL;
 }
@@ -1464,6 +1466,41 @@ TEST(what_is_free_at_the_end_stays_so)
     end_at_the_last_moment("");
     end_at_the_last_moment("strategy:pooled");
     end_at_the_last_moment("roundup_power2_divisions:4");
+}
+
+static void at_one_step(const char *function, int locks)
+{
+    (void)function, (void)locks;
+    if (last_moment.now || !pthread_equal(pthread_self(), last_moment.ends) || last_moment.left-- != 0) return;
+    __atomic_store_n(&last_moment.now, 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&last_moment.done, __ATOMIC_ACQUIRE)) usleep(100);
+}
+
+/* At any step of the end: either the thread is refused, or the pool, which is in use then. */
+TEST(a_pool_ends_or_gives_memory)
+{
+    for (int step = 0, came = 1; came; step++) {
+        pthread_t thread;
+        begin();
+        memset(&last_moment, 0, sizeof last_moment);
+        last_moment.pool = pool_new(NULL);
+        last_moment.stream = stream_new();
+        last_moment.ends = pthread_self();
+        last_moment.left = step;
+        EXPECT_EQ(pthread_create(&thread, NULL, ask_at_the_last_moment, NULL), 0);
+        while (!__atomic_load_n(&last_moment.warm, __ATOMIC_ACQUIRE)) usleep(100);
+        inside_on_step = at_one_step;
+        cudaError_t error = galloc_pool_destroy(last_moment.pool);
+        inside_on_step = NULL;
+        came = last_moment.now;
+        __atomic_store_n(&last_moment.now, 1, __ATOMIC_RELEASE);
+        EXPECT_EQ(pthread_join(thread, NULL), 0);
+        EXPECT_EQ(error, last_moment.got ? cudaErrorNotPermitted : cudaSuccess);
+        if (last_moment.got) OK(galloc_free(last_moment.got, last_moment.stream));
+        if (error) pool_end(last_moment.pool);
+        finish();
+        EXPECT(step < 200);
+    }
 }
 
 /* Fills the stream's cache when the call that ends the pool has emptied all caches, and has not shut them yet. */
