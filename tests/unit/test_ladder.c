@@ -1253,6 +1253,40 @@ TEST(pages_are_held_while_told)
     }
 }
 
+static galloc_pool *checked_pool;
+static int checks_between;
+
+static void check_as_another_thread_could(const char *function, int locks)
+{
+    if (function || locks) return;
+    inside_on_step = NULL;
+    EXPECT_EQ(galloc_pool_check(checked_pool), 0);
+    inside_on_step = check_as_another_thread_could;
+    checks_between++;
+}
+
+/* Pages are on their way from before on_map or on_unmap is called until after that: no check takes them for lost. */
+TEST(a_check_around_callbacks_finds_nothing_broken)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        galloc_callbacks calls = {NULL, NULL, told, told, NULL};
+        begin();
+        galloc_pool *pool = checked_pool = pool_expandable(!fixed);
+        void *p = get(pool, MIB(4), NULL);
+        checks_between = 0;
+        inside_on_step = check_as_another_thread_could;
+        OK(galloc_pool_set_callbacks(pool, &calls));
+        void *q = get(pool, MIB(30), NULL);
+        OK(galloc_free(q, NULL));
+        OK(galloc_pool_trim(pool, 0, NULL));
+        inside_on_step = NULL;
+        EXPECT(checks_between > 10);
+        OK(galloc_free(p, NULL));
+        pool_end(pool);
+        finish();
+    }
+}
+
 static size_t trimmed;
 static void *trim_all(void *pool)
 {
