@@ -832,6 +832,8 @@ void *inside_live_block(galloc_pool *pool)
     return NULL;
 }
 
+int inside_block_is_found(const void *ptr) { return gai_block_at((uintptr_t)ptr) != NULL; }
+
 int inside_segment_is_lost(const void *ptr) { return gai_block_at((uintptr_t)ptr)->segment->lost; }
 
 size_t inside_most_marks(galloc_pool *pool)

@@ -1,5 +1,5 @@
 /* test_moments.c - what another thread does between two steps of a call that no function of the driver separates. This
-   program has a galloc of its own, whose atomic loads and exchanges, copies and locks tell of themselves. */
+   program has a galloc of its own, whose atomic loads, stores and exchanges, copies and locks tell of themselves. */
 
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -12,6 +12,8 @@ static void loaded(const volatile void *at);
         loaded(at);                                                                                                    \
         value_;                                                                                                        \
     })
+static void stored(void);
+#define __atomic_store_n(at, value, order) (__atomic_store_n(at, value, order), stored())
 static void *copied(void *to);
 static void *exchanged(void *at);
 #define __atomic_compare_exchange_n(at, from, to, weak, order, else_order)                                             \
@@ -21,6 +23,7 @@ static int lock_and_tell(pthread_mutex_t *mutex);
 #define pthread_mutex_lock(mutex) lock_and_tell(mutex)
 #include "inside.c"
 #undef __atomic_load_n
+#undef __atomic_store_n
 #undef __atomic_compare_exchange_n
 #undef memcpy
 #undef pthread_mutex_lock
@@ -403,6 +406,37 @@ TEST(a_graph_that_ends_beside_a_look_is_found_by_the_next_one)
         pool_end(graph_end.pool);
         finish();
     }
+}
+
+/* ---- after a store ----------------------------------------------------------------------------------------------- */
+
+static void *shown; /* a block that other threads look for, without a lock */
+static long looks;
+
+static void stored(void)
+{
+    if (!shown) return;
+    EXPECT(inside_block_is_found(shown));
+    looks++;
+}
+
+/* A block is alone in its 64 KiB until its rest is free: then the map of blocks has a leaf for both. */
+TEST(a_block_is_found_while_its_leaf_is_made)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    void *first = get(pool, KIB(64), NULL), *second = get(pool, KIB(64), NULL); /* leaves came with the page */
+    void *p = get(pool, KIB(128), NULL);
+    EXPECT_EQ((uintptr_t)p % KIB(64), 0);
+    shown = p;
+    OK(galloc_resize(p, KIB(4), NULL));
+    shown = NULL;
+    EXPECT(looks > 0);
+    OK(galloc_free(p, NULL));
+    OK(galloc_free(first, NULL));
+    OK(galloc_free(second, NULL));
+    pool_end(pool);
+    finish();
 }
 
 /* ---- before a lock is taken -------------------------------------------------------------------------------------- */
