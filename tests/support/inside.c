@@ -145,11 +145,12 @@ static int inside_lock_is_short(const pthread_mutex_t *mutex)
 
 static void inside_step(const char *function)
 {
+    void (*on_step)(const char *, int) = __atomic_load_n(&inside_on_step, __ATOMIC_RELAXED); /* another thread ends it */
     int i;
-    if (!inside_on_step) return;
+    if (!on_step) return;
     for (i = 0; i < inside_held.count; i++)
         if (inside_lock_is_short(inside_held.locks[i])) return;
-    inside_on_step(function, inside_held.count);
+    on_step(function, inside_held.count);
 }
 
 static int inside_held_lock(const pthread_mutex_t *mutex)
