@@ -576,7 +576,7 @@ __attribute__((weak)) void sim_called(const char *function) { (void)function; }
 
 void sim_hook(void (*before)(const char *function), int (*at_query)(void)) {
     sm_lock();
-    sm.before = before;
+    __atomic_store_n(&sm.before, before, __ATOMIC_RELAXED);
     sm.at_query = at_query;
     sm_unlock();
 }
@@ -589,8 +589,9 @@ static void charge_ns(uint64_t ns) {
 }
 
 int sm_begin(int fn) {
+    void (*before)(const char *) = __atomic_load_n(&sm.before, __ATOMIC_RELAXED);
     sim_called(sm_names[fn]);
-    if (sm.before) sm.before(sm_names[fn]);
+    if (before) before(sm_names[fn]);
     sm_lock();
     if (!sm.started) sm_user_start();
     unsigned flags = function_flags[fn];

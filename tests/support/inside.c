@@ -145,7 +145,8 @@ static int inside_lock_is_short(const pthread_mutex_t *mutex)
 
 static void inside_step(const char *function)
 {
-    void (*on_step)(const char *, int) = __atomic_load_n(&inside_on_step, __ATOMIC_RELAXED); /* another thread ends it */
+    /* Another thread may set it to NULL. */
+    void (*on_step)(const char *, int) = __atomic_load_n(&inside_on_step, __ATOMIC_RELAXED);
     int i;
     if (!on_step) return;
     for (i = 0; i < inside_held.count; i++)
