@@ -3,6 +3,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include <malloc.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -509,12 +510,17 @@ static bool malloc_fails(void) {
     return true;
 }
 
+enum { FILLED = 1 << 20 };
+
+/* Who reads memory too early or too late finds neither zeros nor a pointer. */
+static void *fill(void *p, size_t bytes) { return p ? memset(p, 0xa5, bytes < FILLED ? bytes : FILLED) : NULL; }
+
 void *sim_malloc(size_t bytes) {
     sm_lock();
     void *p = malloc_fails() ? NULL : malloc(bytes);
     if (p) sm.malloc_live++;
     sm_unlock();
-    return p;
+    return fill(p, bytes);
 }
 
 void sim_free(void *p) {
@@ -522,7 +528,7 @@ void sim_free(void *p) {
     sm_lock();
     if (sm.malloc_live) sm.malloc_live--;
     sm_unlock();
-    free(p);
+    free(fill(p, malloc_usable_size(p)));
 }
 
 void sim_fail_malloc(long nth, int on) {
