@@ -2,6 +2,7 @@
 # * the locks that the brackets in the comment above a function name: its caller holds them (INSIDE_HOLDS);
 # * the members of galloc_pool and gai_process that stand in the group of a lock: who reads or writes one holds the lock
 #   (INSIDE_GUARDED). Not those whose own comment says that they are atomic or read without it, and no atomic access.
+# A descriptor that is given back to its slab is filled (INSIDE_GIVEN), so that whoever reads it still is noticed.
 
 function pool_of(signature) {
     if (signature ~ /galloc_pool \*pool[,)]/) return "pool"
@@ -99,5 +100,6 @@ open { if (/\*\//) open = 0; print; next }
     }
     comment = signature = ""
 }
+/^    slab->available\+\+;$/ { $0 = $0 " INSIDE_GIVEN(slab, descriptor);" }
 /^ / { $0 = guarded($0) }
 { print }
