@@ -258,6 +258,7 @@ static __device__ unsigned threads() { return gridDim.x * gridDim.y * blockDim.x
 static __global__ void count(unsigned *at, const unsigned *unused) { if (!unused) atomicMax(at, threads()); }
 static __global__ void turn(unsigned *at) { atomicInc(at, 1), atomicInc(at, 1), atomicDec(at, 5), atomicDec(at, 5); }
 static __global__ void nothing() {}
+template <class T> __global__ __launch_bounds__(2 * 128) void warps(T *p) { *p = (T)blockDim.x / warpSize; }
 template <class P, size_t by> static __global__ void second(P *p) { p->second.second = (int)by * __ldg(&p->first); }
 #define LAUNCH(kernel, ...) kernel<<<1, 1>>>(__VA_ARGS__)
 typedef std::pair<int, std::pair<int, int>> nested;
@@ -293,6 +294,10 @@ int main(int argc, char **)
     cudaMemcpyAsync(&host, p + 700, sizeof host, cudaMemcpyDeviceToHost, s);
     cudaStreamSynchronize(s);
     printf("turned %u\n", host);
+    warps<<<1, 96, 0, s>>>(p + 800);
+    cudaMemcpyAsync(&host, p + 800, sizeof host, cudaMemcpyDeviceToHost, s);
+    cudaStreamSynchronize(s);
+    printf("%u warps\n", host);
     nested pair(7, {8, 9}), *pairs;
     if (cudaMalloc(&pairs, sizeof pair)) return 3;
     cudaMemcpy(pairs, &pair, sizeof pair, cudaMemcpyHostToDevice);
@@ -318,6 +323,7 @@ if command -v "${CXX:-g++}" >/dev/null; then
     prints 60 "launches have shapes"
     prints 'scaled 4' "the arguments of a launch decide on the kernel of a template"
     prints 'turned 5' "counters turn at their limits"
+    prints '3 warps' "a kernel template may have launch bounds before its type"
     prints 'second 14 of 3' "arguments of a template have brackets and parentheses"
     prints 'usage: x <<<b>>> (c)' "a string stays"
     prints 'a "<<<1, 2>>>(p)' "a string with a quote stays"

@@ -34,9 +34,9 @@ launches_to_calls() { # file
     BEGIN {
         blank = "([ \t\n]|\001[0-9]+\002)"
         trailing = blank "*$"
-        kernel_template = "template" blank "*<[^;{}()]*>" blank "*((static|inline)" blank "+)*__global__" blank "+" \
-            "((static|inline)" blank "+)*void" blank "+(__launch_bounds__" blank "*\\([^()]*\\)" blank "*)?" \
-            "[A-Za-z_][A-Za-z_0-9]*" blank "*\\("
+        words = "(((static|inline)" blank "+)|(__launch_bounds__" blank "*\\([^()]*\\)" blank "*))*"
+        kernel_template = "template" blank "*<[^;{}()]*>" blank "*" words "__global__" blank "+" words \
+            "void" blank "+" words "[A-Za-z_][A-Za-z_0-9]*" blank "*\\("
     }
     END {
         while (match(text, /["\047]|\/[\/*]/)) {
@@ -111,7 +111,7 @@ launches_to_calls() { # file
             name = type
             sub(/.*[^A-Za-z_0-9]/, "", name)
             is_template[name] = 1
-            sub(/>[ \t]*((static|inline)[ \t]+)*__global__.*/, ">", type)
+            sub(/>[ \t]*((static|inline)[ \t]+|__launch_bounds__[ \t]*\([^()]*\)[ \t]*)*__global__.*/, ">", type)
             type = type " auto sim_types_of_" name list " -> void (*)" list ";"
             done = done type " " head
         }

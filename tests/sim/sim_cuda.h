@@ -35,6 +35,8 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 
+constexpr int warpSize = 32;
+
 /* ---- launches --------------------------------------------------------------------------------------------------- */
 
 namespace sim {
