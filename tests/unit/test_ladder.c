@@ -2626,6 +2626,34 @@ TEST(the_report_of_a_growth_has_the_pages_that_were_missing)
     finish();
 }
 
+/* And one of which another stream still uses the end, up to there. */
+TEST(the_largest_usable_piece_ends_before_what_is_in_use)
+{
+    galloc_config config = config_limit(MIB(2));
+    begin_still();
+    config.reuse = GALLOC_REUSE_COMPLETED;
+    config.wait_limit_ms = 0;
+    config.stats_exact = 1;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    OK(galloc_pool_reserve(pool, MIB(2)));
+    void *p = get(pool, KIB(768), s), *q = get_used(pool, KIB(1280), t, 1);
+    EXPECT_EQ((char *)q - (char *)p, KIB(768));
+    OK(galloc_free(p, s));
+    OK(cudaStreamSynchronize(s));
+    OK(galloc_free(q, t));
+    expect_refused(pool, KIB(1024), s);
+    galloc_report r = report_of_failure();
+    expect_sums(&r);
+    EXPECT_EQ(r.usable, KIB(768));
+    EXPECT_EQ(r.largest_usable, KIB(768));
+    EXPECT_EQ(r.stranded, KIB(1280));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* Segments are as large as PyTorch makes them, and reuse has no effect. */
 TEST(the_report_fits_segments_like_those_of_pytorch)
 {
