@@ -1218,6 +1218,31 @@ TEST(a_block_larger_than_the_quarantine_leaves_the_others_there)
     finish();
 }
 
+/* The stream that looks at a block stays known until it has, also if it frees without a look of its own. */
+TEST(a_stream_that_checks_what_leaves_the_quarantine_is_awaited)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_limit(MIB(64));
+    config.debug = GUARDS | POISON | QUARANTINE;
+    galloc_pool *pool = pool_new(&config);
+    void *p[3];
+    for (int i = 0; i < 3; i++) p[i] = get(pool, MIB(1), s);
+    for (int i = 0; i < 3; i++) OK(galloc_free(p[i], s));
+    for (int i = 0; i < 40; i++) OK(galloc_free(get(pool, 512, s), s)); /* the work of those before is complete */
+    OK(galloc_pool_set_limit(pool, MIB(16))); /* and the quarantine has too much */
+    OK(cudaStreamSynchronize(s));
+    sim_hold(s, 1);
+    void *q = get(pool, MIB(1), s); /* its guard is queued on s, so that t cannot look at it */
+    OK(galloc_free(q, t));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    sim_hold(s, 0);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* The quarantine has its bound whichever call frees. */
 TEST(the_quarantine_is_bounded_for_each_kind_of_free)
 {
