@@ -975,12 +975,13 @@ GALLOC_API cudaError_t galloc_pool_default(galloc_pool **pool, int device);
 GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream);
 
 /* Makes sure that `bytes` bytes, in one piece or in several, can be allocated on any stream without a driver call for
-   memory; events may still be recorded. Two exceptions: where the host has run far ahead of the device, a request of 2
-   MiB or more may leave this memory to other streams and get what its own stream has freed, by moving pages, which
-   creates none. And gc_threshold and gc_age, if set, return reserved memory as other idle memory. Pieces count with
-   their rounding (ON MEMORY), so reserve more with strategy:pooled or roundup_power2_divisions. With like:pytorch it
-   makes a segment for the first stream that needs one of its kind. A segment of max_split_size or more, if that is set,
-   is for one request of as much: none smaller gets a part of it.
+   memory; events may still be recorded. Two exceptions: where the host has run far ahead of the device, or galloc does
+   not look how far the device is (reuse without `completed`), a request of 2 MiB or more may leave this memory to other
+   streams and get what its own stream has freed, by moving pages, which creates none. And gc_threshold and gc_age, if
+   set, return reserved memory as other idle memory. Pieces count with their rounding (ON MEMORY), so reserve more with
+   strategy:pooled or roundup_power2_divisions. With like:pytorch it makes a segment for the first stream that needs one
+   of its kind. A segment of max_split_size or more, if that is set, is for one request of as much: none smaller gets a
+   part of it.
      bytes    0 .. SIZE_MAX
      Returns  also cudaErrorMemoryAllocation; cudaErrorNotSupported with other backends
      Device   as galloc_malloc */
