@@ -2093,6 +2093,7 @@ static struct {
     galloc_pool *pool;
     cudaStream_t stream;
     pthread_t frees;
+    void *(*run)(void *); /* in another thread, once the driver has the block */
     void *block;
     int broken, went, done;
 } again;
@@ -2114,10 +2115,40 @@ static void after_the_free(const char *function)
     if (again.done || !pthread_equal(pthread_self(), again.frees)) return;
     if (again.went) {
         again.done = 1;
-        EXPECT_EQ(pthread_create(&thread, NULL, take_again, NULL), 0);
+        EXPECT_EQ(pthread_create(&thread, NULL, again.run, NULL), 0);
         EXPECT_EQ(pthread_join(thread, NULL), 0);
     }
     again.went = !strcmp(function, "cuMemFreeAsync");
+}
+
+static void *reset_and_notice(void *unused)
+{
+    OK(cudaSetDevice(0));
+    OK(cudaDeviceReset());
+    OK(galloc_pool_trim(again.pool, 0, NULL));
+    return unused;
+}
+
+/* A reset takes the block while it is on its way. What the driver has had back before is not taken off twice. */
+TEST(a_reset_beside_a_free_that_the_driver_does)
+{
+    begin();
+    memset(&again, 0, sizeof again);
+    again.run = reset_and_notice;
+    again.pool = pool_of("backend:cudaMallocAsync");
+    again.frees = pthread_self();
+    galloc_request request = {.bytes = MIB(1), .alignment = KIB(4), .pool = again.pool}; /* it leaves a rest beside it */
+    void *p = NULL;
+    OK(galloc_alloc(&p, &request));
+    sim_hook(after_the_free, NULL);
+    OK(galloc_free(p, NULL));
+    sim_hook(NULL, NULL);
+    EXPECT(again.done);
+    EXPECT_EQ(galloc_pool_check(again.pool), 0);
+    expect_healthy(again.pool, 0);
+    EXPECT_EQ(stats_of(again.pool).reserved.current, 0);
+    pool_end(again.pool);
+    finish();
 }
 
 /* The heap is healthy while the block that had the address is not gone yet; and what has been lost to a reset before is
@@ -2129,6 +2160,7 @@ static void take_what_goes(int after_a_reset)
     void *p, *q, *lost = NULL;
     config.backend = GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
     memset(&again, 0, sizeof again);
+    again.run = take_again;
     again.pool = pool_new(&config);
     if (after_a_reset) lost = get(again.pool, MIB(20), stream_new());
     if (after_a_reset) OK(cudaDeviceReset());
