@@ -2137,7 +2137,7 @@ TEST(a_reset_beside_a_free_that_the_driver_does)
     again.run = reset_and_notice;
     again.pool = pool_of("backend:cudaMallocAsync");
     again.frees = pthread_self();
-    galloc_request request = {.bytes = MIB(1), .alignment = KIB(4), .pool = again.pool}; /* it leaves a rest beside it */
+    galloc_request request = {.bytes = MIB(1), .alignment = KIB(4), .pool = again.pool}; /* it leaves a rest */
     void *p = NULL;
     OK(galloc_alloc(&p, &request));
     sim_hook(after_the_free, NULL);
