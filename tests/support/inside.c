@@ -86,16 +86,18 @@ static void inside_holds(const char *function, const void *pool, int locks);
 /* The same for who reads or writes a member that a lock guards. */
 static void inside_guards(const char *function, const char *member, const void *pool, int locks);
 #define INSIDE_GUARDED(pool, locks, name, member) (*(inside_guards(__func__, name, pool, locks), &(member)))
-/* Fills a descriptor that is given back to its slab (held.awk); of a block not what calls read that come too late. */
+/* Fills a descriptor that is given back to its slab (held.awk), but not what is read without a lock. */
 static void __attribute__((unused)) inside_fill(void *descriptor, size_t from, size_t to)
 {
     memset((char *)descriptor + from, 0xa5, to - from);
 }
-#define INSIDE_GIVEN(slab, descriptor)                                                             \
-    ((slab)->size != sizeof(gai_block)                                                             \
-         ? inside_fill(descriptor, sizeof(void *), (slab)->size)                                   \
-         : (inside_fill(descriptor, offsetof(gai_block, prev_bin), offsetof(gai_block, pool)),     \
-            inside_fill(descriptor, offsetof(gai_block, map_entry), sizeof(gai_block))))
+#define INSIDE_GIVEN_AS(type, first, descriptor)                     \
+    (inside_fill(descriptor, first, offsetof(type, pool)),           \
+     inside_fill(descriptor, offsetof(type, pool) + sizeof(void *), sizeof(type)))
+#define INSIDE_GIVEN(slab, descriptor)                                                                          \
+    ((slab)->size == sizeof(gai_block)     ? INSIDE_GIVEN_AS(gai_block, offsetof(gai_block, prev_bin), descriptor) \
+     : (slab)->size == sizeof(gai_mapping) ? INSIDE_GIVEN_AS(gai_mapping, sizeof(void *), descriptor)           \
+                                           : inside_fill(descriptor, sizeof(void *), (slab)->size))
 #define GALLOC_IMPLEMENTATION
 #include "galloc.h"
 
@@ -135,7 +137,9 @@ static void inside_check_lock(const pthread_mutex_t *mutex)
 {
     const size_t lock = offsetof(struct galloc_pool, lock), paging = offsetof(struct galloc_pool, paging);
     const size_t recording = offsetof(struct galloc_pool, recording);
-    int i, pages = inside_lock_is_of_pool(mutex, paging), records = inside_lock_is_of_pool(mutex, recording);
+    int i, last = inside_lock_is_last(mutex); /* then the list of pools is not read: another thread may free them */
+    int pages = !last && inside_lock_is_of_pool(mutex, paging);
+    int records = !last && inside_lock_is_of_pool(mutex, recording);
     inside_lock_is(inside_held.count < INSIDE_HELD, "few are held at a time");
     for (i = 0; i < inside_held.count; i++) {
         const pthread_mutex_t *held = inside_held.locks[i];
