@@ -848,6 +848,15 @@ void *inside_live_block(galloc_pool *pool)
     return NULL;
 }
 
+uint32_t inside_stack_number(void *const *at, uint32_t n)
+{
+    uint32_t number;
+    gai_lock_on(&gai_locks.depot);
+    number = gai_depot_number(gai_process.depot, at, n);
+    gai_lock_off(&gai_locks.depot);
+    return number;
+}
+
 int inside_block_is_found(const void *ptr) { return gai_block_at((uintptr_t)ptr) != NULL; }
 
 int inside_segment_is_lost(const void *ptr) { return gai_block_at((uintptr_t)ptr)->segment->lost; }

@@ -1007,6 +1007,28 @@ TEST(frames_are_counted)
 
 /* ---- limits ------------------------------------------------------------------------------------------------------ */
 
+/* A stack that is the beginning of others has a number of its own, however full the depot is of those. */
+TEST(each_stack_has_its_own_number)
+{
+    enum { FRAMES = 32, MANY = 30000 };
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    OK(galloc_pool_history_stacks(pool, FRAMES));
+    void *at[FRAMES];
+    uint32_t first = 0, number;
+    for (uintptr_t i = 0; i < FRAMES; i++) at[i] = (void *)(4096 + 16 * i);
+    for (uintptr_t i = 0; i < MANY; i++) {
+        at[FRAMES - 1] = (void *)(1 << 20 | 16 * i);
+        number = inside_stack_number(at, FRAMES);
+        if (!i) first = number;
+        EXPECT_EQ(number, first + i);
+    }
+    for (uint32_t n = 1; n < FRAMES; n++) EXPECT_EQ(inside_stack_number(at, n), first + MANY + n - 1);
+    EXPECT_EQ(inside_stack_number(at, FRAMES), first + MANY - 1);
+    pool_end(pool);
+    finish();
+}
+
 /* More stacks than the depot takes, by their number and by their frames: the rest is counted, and nothing fails. */
 static void overflow(int frames, int depth, unsigned paths, uint64_t least, uint64_t most)
 {
