@@ -259,7 +259,9 @@ static int __attribute__((unused)) inside_lock(pthread_mutex_t *mutex)
 
 static int __attribute__((unused)) inside_try(pthread_mutex_t *mutex)
 {
-    int result = (pthread_mutex_trylock)(mutex);
+    int result;
+    inside_step(NULL);
+    result = (pthread_mutex_trylock)(mutex);
     inside_lock_is(result || inside_held.count < INSIDE_HELD, "few are held at a time");
     if (!result) inside_held.locks[inside_held.count++] = mutex;
     return result;

@@ -1503,6 +1503,60 @@ TEST(a_pool_ends_or_gives_memory)
     }
 }
 
+/* A free looks whether something is to be collected, and another thread ends the pool at one of its steps. */
+static struct {
+    galloc_pool *pool;
+    pthread_t frees, ends;
+    int left; /* steps until then */
+    int refused, ended;
+    int late; /* steps of the free after the end */
+} end_beside;
+
+static void *end_beside_it(void *unused)
+{
+    cudaError_t error = galloc_pool_destroy(end_beside.pool);
+    EXPECT(!error || error == cudaErrorNotPermitted); /* the block is in use still */
+    __atomic_store_n(error ? &end_beside.refused : &end_beside.ended, 1, __ATOMIC_RELEASE);
+    return unused;
+}
+
+static void end_at_one_step(const char *function, int locks)
+{
+    (void)function, (void)locks;
+    if (!pthread_equal(pthread_self(), end_beside.frees)) return;
+    end_beside.late += __atomic_load_n(&end_beside.ended, __ATOMIC_ACQUIRE);
+    if (end_beside.left-- != 0) return;
+    EXPECT_EQ(pthread_create(&end_beside.ends, NULL, end_beside_it, NULL), 0);
+    for (int i = 0; i < 100 && !__atomic_load_n(&end_beside.ended, __ATOMIC_ACQUIRE); i++) usleep(100);
+}
+
+/* A call does nothing more with a pool that has ended; else the pool waits for the call. */
+TEST(a_free_goes_no_further_in_a_pool_that_has_ended)
+{
+    for (int step = 0, came = 1; came; step++) {
+        begin();
+        galloc_config config = galloc_config_default();
+        config.gc_threshold = 1e-6; /* there is something to collect after each free */
+        config.lane_bytes = 0;
+        memset(&end_beside, 0, sizeof end_beside);
+        end_beside.pool = pool_new(&config);
+        end_beside.frees = pthread_self();
+        end_beside.left = step;
+        cudaStream_t s = stream_new();
+        void *p = get(end_beside.pool, MIB(4), s);
+        inside_on_step = end_at_one_step;
+        OK(galloc_free(p, s));
+        inside_on_step = NULL;
+        came = end_beside.left < 0;
+        if (came) EXPECT_EQ(pthread_join(end_beside.ends, NULL), 0);
+        if (!came || end_beside.refused) OK(galloc_pool_destroy(end_beside.pool));
+        EXPECT_EQ(end_beside.late, 0);
+        stream_end(s);
+        finish();
+        EXPECT(step < 200);
+    }
+}
+
 /* Fills the stream's cache when the call that ends the pool has emptied all caches, and has not shut them yet. */
 static void *fill_a_cache(void *arg)
 {
