@@ -3111,4 +3111,60 @@ TEST(new_streams_wait_for_each_other_from_the_start)
     finish();
 }
 
+/* ---- an event is asked for while another one is recorded --------------------------------------------------------- */
+
+static struct {
+    galloc_pool *pool;
+    cudaStream_t s, t;
+    void *block; /* of s */
+    int done;
+} meanwhile;
+
+static void *free_and_ask(void *unused)
+{
+    void *p;
+    OK(galloc_free(meanwhile.block, meanwhile.s));
+    EXPECT_EQ(galloc_pool_malloc(meanwhile.pool, &p, MIB(1), meanwhile.t), cudaErrorMemoryAllocation);
+    return unused;
+}
+
+static void ask_beside(const char *function)
+{
+    pthread_t thread;
+    if (meanwhile.done || strcmp(function, "cuEventRecord")) return;
+    meanwhile.done = 1;
+    EXPECT_EQ(pthread_create(&thread, NULL, free_and_ask, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+}
+
+/* The event under way does not cover what is freed meanwhile: the next call on the stream records one that does. */
+TEST(an_event_that_is_asked_for_while_another_is_recorded_is_recorded_next)
+{
+    begin_still();
+    galloc_config config = config_limit(MIB(6));
+    config.wait_limit_ms = 0;
+    config.lane_bytes = 0;
+    memset(&meanwhile, 0, sizeof meanwhile);
+    meanwhile.pool = pool_new(&config);
+    meanwhile.s = stream_new();
+    meanwhile.t = stream_new();
+    void *p = get_used(meanwhile.pool, MIB(4), meanwhile.s, 1);
+    meanwhile.block = get_used(meanwhile.pool, MIB(1), meanwhile.s, 1);
+    void *q = get(meanwhile.pool, MIB(1), meanwhile.t);
+    sim_hook(ask_beside, NULL);
+    OK(galloc_free(p, meanwhile.s));
+    sim_hook(NULL, NULL);
+    EXPECT(meanwhile.done);
+    p = get(meanwhile.pool, MIB(4), meanwhile.s);
+    sim_run(-1);
+    void *r = get(meanwhile.pool, MIB(1), meanwhile.t);
+    OK(galloc_free(p, meanwhile.s));
+    OK(galloc_free(q, meanwhile.t));
+    OK(galloc_free(r, meanwhile.t));
+    pool_end(meanwhile.pool);
+    stream_end(meanwhile.s);
+    stream_end(meanwhile.t);
+    finish();
+}
+
 TEST_MAIN()
