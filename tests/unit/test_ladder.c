@@ -2462,6 +2462,66 @@ TEST(the_report_counts_what_stream_caches_hold)
     }
 }
 
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream;
+    pthread_t asks, frees;
+    void *block;
+    int left, ready, now, done; /* left: steps of the request until then */
+} beside_report;
+
+static void *free_beside(void *unused)
+{
+    OK(galloc_free(get(beside_report.pool, KIB(4), beside_report.stream), beside_report.stream));
+    __atomic_store_n(&beside_report.ready, 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&beside_report.now, __ATOMIC_ACQUIRE)) usleep(100);
+    OK(galloc_free(beside_report.block, beside_report.stream));
+    __atomic_store_n(&beside_report.done, 1, __ATOMIC_RELEASE);
+    return unused;
+}
+
+static void free_at_one_step(const char *function, int locks)
+{
+    (void)function;
+    if (locks || !pthread_equal(pthread_self(), beside_report.asks) || beside_report.left-- != 0) return;
+    __atomic_store_n(&beside_report.now, 1, __ATOMIC_RELEASE);
+    for (int i = 0; i < 100 && !__atomic_load_n(&beside_report.done, __ATOMIC_ACQUIRE); i++) usleep(100);
+}
+
+/* Also what comes into a stream cache while the request fails. */
+TEST(what_the_report_counts_as_usable_is_usable_in_some_piece)
+{
+    for (int step = 0, came = 1; came; step++) {
+        begin_still();
+        galloc_config config = config_limit(MIB(4));
+        config.wait_limit_ms = 0;
+        memset(&beside_report, 0, sizeof beside_report);
+        beside_report.asks = pthread_self();
+        beside_report.left = step;
+        cudaStream_t s = beside_report.stream = stream_new();
+        galloc_pool *pool = beside_report.pool = pool_new(&config);
+        void *p = get(pool, MIB(3), s), *q, *r = NULL;
+        EXPECT_EQ(pthread_create(&beside_report.frees, NULL, free_beside, NULL), 0);
+        while (!__atomic_load_n(&beside_report.ready, __ATOMIC_ACQUIRE)) usleep(100);
+        beside_report.block = get(pool, KIB(512), s);
+        q = get(pool, KIB(512), s);
+        inside_on_step = free_at_one_step;
+        EXPECT_EQ(galloc_pool_malloc(pool, &r, MIB(3), s), cudaErrorMemoryAllocation);
+        inside_on_step = NULL;
+        came = beside_report.now;
+        galloc_report report = report_of_failure();
+        EXPECT_EQ(report.largest_usable, report.usable);
+        __atomic_store_n(&beside_report.now, 1, __ATOMIC_RELEASE);
+        EXPECT_EQ(pthread_join(beside_report.frees, NULL), 0);
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+        EXPECT(step < 500);
+    }
+}
+
 TEST(a_full_device_is_no_limit_of_the_pool)
 {
     sim_options options = sim_defaults();
