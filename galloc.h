@@ -16982,14 +16982,11 @@ static void gai_block_pool_sort(galloc_pool *pool, gai_block_pool *block_pool)
         }
         block = newer;
     }
-    for (block = pool->mixed.oldest; block;) {
-        if (block->segment->block_pool != block_pool || gai_block_pool_set(pool, block) == &pool->mixed) {
-            block = block->newer;
-        } else {
-            gai_set_remove(block);
-            (void)gai_block_file(pool, block, 0);
-            block = pool->mixed.oldest; /* other blocks may have merged with it */
-        }
+    for (block = pool->mixed.oldest; block; block = newer) {
+        newer = block->newer;
+        if (block->segment->block_pool != block_pool || gai_block_pool_set(pool, block) == &pool->mixed) continue;
+        gai_set_remove(block);
+        (void)gai_block_file(pool, block, 0); /* it merges with none that is in mixed */
     }
 }
 
