@@ -143,6 +143,29 @@ TEST(the_lowest_limit_counts)
     finish();
 }
 
+/* In a fixed segment the request takes as much more as it is aligned to. */
+TEST(the_limit_that_is_named_is_that_of_the_whole_segment)
+{
+    begin_small(GIB(1));
+    cudaStream_t s = stream_new();
+    galloc_config config = config_fixed();
+    config.memory_limit = MIB(24);
+    config.device_limit = MIB(32);
+    galloc_pool *pool = pool_new(&config), *other = pool_new(&config);
+    galloc_request request = {.bytes = MIB(20), .stream = s, .pool = pool};
+    void *p = get(other, MIB(20), s), *q;
+    EXPECT_EQ(galloc_alloc(&q, &request), cudaErrorMemoryAllocation);
+    EXPECT(strstr(galloc_last_message(), "device_limit is 33554432") != NULL);
+    request.alignment = MIB(8);
+    EXPECT_EQ(galloc_alloc(&q, &request), cudaErrorMemoryAllocation);
+    EXPECT(strstr(galloc_last_message(), "memory_limit is 25165824") != NULL);
+    OK(galloc_free(p, s));
+    pool_end(other);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(a_limit_can_be_changed)
 {
     FOR_BOTH_KINDS (kind) {
