@@ -1925,6 +1925,39 @@ TEST(nothing_is_due_for_its_age_twice)
     finish();
 }
 
+/* What goes by its age and what gc_threshold demands go in one collection. */
+TEST(a_collection_for_two_reasons_is_one)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_limit(MIB(100));
+    config.gc_age = 1000000000;
+    config.gc_threshold = 0.6;
+    config.lane_bytes = 0;
+    galloc_pool *pool = pool_new(&config);
+    void *keep = get(pool, MIB(28) - KIB(64), s); /* what is small finds room behind it */
+    void *p = get(pool, MIB(4), s), *wall = get(pool, MIB(2), t), *q = get(pool, MIB(20), s);
+    OK(galloc_free(p, s));
+    for (int i = 0; i < 9; i++) {
+        now_ns += 100000000;
+        for (int j = 0; j < 200; j++) OK(galloc_free(get(pool, 1000, s), s));
+    }
+    OK(galloc_free(q, s));
+    for (int j = 0; j < 200; j++) OK(galloc_free(get(pool, 1000, s), s));
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* which events are complete is known now */
+    EXPECT_EQ(stats_of(pool).collections, 0);
+    now_ns += 500000000; /* p is old, and q is not */
+    OK(galloc_pool_set_limit(pool, MIB(80)));
+    for (int i = 0; i < 1000 && !stats_of(pool).collections; i++) OK(galloc_free(get(pool, 1000, s), s));
+    EXPECT_EQ(stats_of(pool).collections, 1);
+    EXPECT(stats_of(pool).collected_bytes > MIB(4));
+    OK(galloc_free(keep, s));
+    OK(galloc_free(wall, t));
+    pool_end(pool);
+    finish();
+}
+
 /* Steady work looks at the clock all the time, and what it does not use goes by its age, soon after that. */
 TEST(idle_memory_goes_beside_steady_small_work)
 {
