@@ -364,6 +364,8 @@ def default_pool(device=None, stream=None):
     """The default pool of a device; if none is named, of the stream's (a default stream: the current one)."""
     if device is None:
         device = _load().galloc_python_device(handle(stream))
+    else:
+        device = _device(device)
     pool = _default_pools.get(device)
     if pool is None:
         pool = _default_pools.setdefault(device, Pool(None, device))

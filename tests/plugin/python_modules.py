@@ -135,6 +135,8 @@ def errors_have_their_own_words():
     stale()
     raises(RuntimeError, "device 99", galloc.malloc, 10, 0, 99)
     raises(ValueError, "no device -1", galloc.free, 512, 0, -1)
+    galloc.default_pool(0)
+    raises(TypeError, "integer", galloc.malloc, 10, 0, 0.0)  # which equals a device that has a pool
     pool = galloc.Pool()
     p = pool.malloc(10)
     pool.device = 99  # a device that goes away
