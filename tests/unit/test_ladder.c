@@ -2125,6 +2125,39 @@ TEST(bytes_of_several_streams_are_counted_once)
     finish();
 }
 
+/* Streams of any device may strand memory: the report has their own context. */
+TEST(the_report_says_of_which_context_a_stream_is)
+{
+    begin_with_devices(2, SIM_PACE_STILL);
+    galloc_config config = config_limit(MIB(8));
+    config.reuse = GALLOC_REUSE_COMPLETED;
+    config.wait_limit_ms = 0;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t;
+    unsigned long long context = 0, own = 0;
+    OK(cuCtxGetId(NULL, &own));
+    OK(cudaSetDevice(1));
+    t = stream_new();
+    OK(cuCtxGetId(NULL, &context));
+    EXPECT(context != own);
+    OK(cudaSetDevice(0));
+    void *p = get(pool, MIB(8), s);
+    OK(cudaSetDevice(1));
+    OK(sim_launch(t, NULL, 0));
+    OK(cudaSetDevice(0));
+    OK(galloc_free(p, t));
+    expect_refused(pool, MIB(8), s);
+    galloc_report r = report_of_failure();
+    EXPECT_EQ(r.streams[0].stream_id, stream_id(t));
+    EXPECT_EQ(r.streams[0].context_id, context);
+    EXPECT_EQ(r.streams[0].bytes, MIB(8));
+    sim_run(-1);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* A block of which another stream still uses the beginning is usable from there on. */
 TEST(the_largest_usable_piece_begins_behind_what_is_in_use)
 {
