@@ -312,6 +312,33 @@ TEST(threads_bring_new_contexts_at_the_same_time)
     }
 }
 
+/* The same while the entry of a context that has ended is free for one of them. */
+TEST(threads_bring_new_contexts_in_the_place_of_one_that_has_ended)
+{
+    for (int pass = 0, came = 1; came; pass++) {
+        begin_devices(1, SIM_PACE_PROMPT);
+        CUcontext own = primary(0), first = context_new(0), second = context_new(0);
+        galloc_pool *pool = pool_of("", 0);
+        strangers_pool = pool_of("", 0);
+        strangers_used = COUNT(strangers) - 1;
+        strangers[strangers_used] = stream_in(context_new(0));
+        cudaStream_t s = stream_in(own), t = stream_in(second);
+        pairs(pool, KIB(4), stream_in(first), 1);
+        OK(cuCtxDestroy(first));
+        calls_to_pass = pass;
+        learner = pthread_self();
+        sim_hook(learn_meanwhile, NULL);
+        pairs(pool, KIB(4), t, 1);
+        sim_hook(NULL, NULL);
+        came = strangers_used == COUNT(strangers);
+        if (came) EXPECT_EQ(waits_for_strays(pool, s), 3); /* the primary context, the second and the stranger's */
+        pool_end(strangers_pool);
+        pool_end(pool);
+        finish();
+        EXPECT(pass < 50);
+    }
+}
+
 /* A free whose stream is unknown may be on any of sixteen devices. */
 TEST(strays_are_waited_for_on_sixteen_devices)
 {
