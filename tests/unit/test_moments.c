@@ -413,11 +413,43 @@ TEST(a_graph_that_ends_beside_a_look_is_found_by_the_next_one)
 static void *shown; /* a block that other threads look for, without a lock */
 static long looks;
 
+static pthread_t publisher;
+static int publishes; /* the thread makes the default pool, which no other has found yet */
+
+static void *find_the_default_pool(void *unused)
+{
+    galloc_pool *pool;
+    OK(galloc_pool_default(&pool, 0));
+    return unused;
+}
+
+/* Once the default pool can be found, another thread finds it. */
+static void look_for_the_default_pool(void)
+{
+    pthread_t thread;
+    if (!publishes || !pthread_equal(pthread_self(), publisher) || !gai_process.default_pool[0]) return;
+    publishes = 0;
+    EXPECT_EQ(pthread_create(&thread, NULL, find_the_default_pool, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+}
+
 static void stored(void)
 {
+    look_for_the_default_pool();
     if (!shown) return;
     EXPECT(inside_block_is_found(shown));
     looks++;
+}
+
+TEST(a_default_pool_that_is_found_is_one)
+{
+    galloc_pool *pool;
+    begin();
+    publisher = pthread_self();
+    publishes = 1;
+    OK(galloc_pool_default(&pool, 0));
+    EXPECT(!publishes);
+    finish();
 }
 
 /* A block is alone in its 64 KiB until its rest is free: then the map of blocks has a leaf for both. */
