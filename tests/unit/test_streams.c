@@ -3111,6 +3111,66 @@ TEST(new_streams_wait_for_each_other_from_the_start)
     finish();
 }
 
+/* ---- a stream is forgotten while an event is due on it ------------------------------------------------------------ */
+
+enum { KEPT = 64, FORGETS = 80 }; /* as many as are kept have a block */
+
+static struct {
+    galloc_pool *pool;
+    pthread_t frees, forgets;
+    cudaStream_t kept[KEPT], streams[FORGETS];
+    int left, begun, done; /* left: steps of the free until then */
+} due_beside;
+
+/* All work is complete then, and so many new streams come that the pool looks for idle ones. */
+static void *forget_idle_streams(void *unused)
+{
+    OK(galloc_pool_trim(due_beside.pool, 0, NULL));
+    for (int i = 0; i < FORGETS; i++)
+        OK(galloc_free(get(due_beside.pool, 4096, due_beside.streams[i]), due_beside.streams[i]));
+    OK(galloc_pool_trim(due_beside.pool, 0, NULL));
+    __atomic_store_n(&due_beside.done, 1, __ATOMIC_RELEASE);
+    return unused;
+}
+
+static void forget_at_one_step(const char *function, int locks)
+{
+    (void)function, (void)locks;
+    if (due_beside.begun || !pthread_equal(pthread_self(), due_beside.frees) || due_beside.left-- != 0) return;
+    due_beside.begun = 1;
+    EXPECT_EQ(pthread_create(&due_beside.forgets, NULL, forget_idle_streams, NULL), 0);
+    for (int i = 0; i < 200 && !__atomic_load_n(&due_beside.done, __ATOMIC_ACQUIRE); i++) usleep(100);
+}
+
+TEST(a_stream_on_which_an_event_is_due_is_not_forgotten)
+{
+    for (int step = 0, came = 1; came; step++) {
+        begin();
+        memset(&due_beside, 0, sizeof due_beside);
+        due_beside.pool = pool_new(NULL);
+        due_beside.frees = pthread_self();
+        due_beside.left = step;
+        void *blocks[KEPT];
+        for (int i = 0; i < KEPT; i++) blocks[i] = get(due_beside.pool, 4096, due_beside.kept[i] = stream_new());
+        for (int i = 0; i < FORGETS; i++) due_beside.streams[i] = stream_new();
+        cudaStream_t s = stream_new(), t = stream_new();
+        void *p = get_used(due_beside.pool, MIB(4), s, 1);
+        OK(galloc_free(get_used(due_beside.pool, 4096, t, 2), t));
+        OK(galloc_record_stream(p, t));
+        inside_on_step = forget_at_one_step;
+        OK(galloc_free(p, s));
+        inside_on_step = NULL;
+        came = due_beside.begun;
+        if (came) EXPECT_EQ(pthread_join(due_beside.forgets, NULL), 0);
+        expect_healthy(due_beside.pool, 0);
+        OK(galloc_free(get_used(due_beside.pool, 4096, t, 2), t));
+        for (int i = 0; i < KEPT; i++) OK(galloc_free(blocks[i], due_beside.kept[i]));
+        pool_end(due_beside.pool);
+        finish();
+        EXPECT(step < 200);
+    }
+}
+
 /* ---- an event is asked for while another one is recorded --------------------------------------------------------- */
 
 static struct {
