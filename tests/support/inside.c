@@ -850,6 +850,8 @@ void *inside_live_block(galloc_pool *pool)
     return NULL;
 }
 
+int inside_has_default_pool(int device) { return gai_load_pointer(&gai_process.default_pool[device]) != NULL; }
+
 uint32_t inside_stack_number(void *const *at, uint32_t n)
 {
     uint32_t number;

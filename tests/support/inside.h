@@ -135,6 +135,7 @@ uint64_t inside_early_moves(galloc_pool *pool, uint64_t n); /* of the last n, th
 uintptr_t inside_memo_first(galloc_pool *pool);             /* of the memo that is looked at next: the first block */
 uintptr_t inside_memo_at(galloc_pool *pool);                /* and the address */
 void *inside_live_block(galloc_pool *pool);                 /* some block that the program has; NULL: it has none */
+int inside_has_default_pool(int device);                    /* that calls find */
 uint32_t inside_stack_number(void *const *at, uint32_t n);  /* in the depot, which it enters if it is new */
 int inside_block_is_found(const void *ptr);                 /* by a look without a lock */
 int inside_segment_is_lost(const void *ptr);                /* a reset took it */

@@ -427,7 +427,7 @@ static void *find_the_default_pool(void *unused)
 static void look_for_the_default_pool(void)
 {
     pthread_t thread;
-    if (!publishes || !pthread_equal(pthread_self(), publisher) || !gai_process.default_pool[0]) return;
+    if (!publishes || !pthread_equal(pthread_self(), publisher) || !inside_has_default_pool(0)) return;
     publishes = 0;
     EXPECT_EQ(pthread_create(&thread, NULL, find_the_default_pool, NULL), 0);
     EXPECT_EQ(pthread_join(thread, NULL), 0);

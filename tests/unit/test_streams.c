@@ -3111,7 +3111,7 @@ TEST(new_streams_wait_for_each_other_from_the_start)
     finish();
 }
 
-/* ---- a stream is forgotten while an event is due on it ------------------------------------------------------------ */
+/* ---- a stream is forgotten while an event is due on it ----------------------------------------------------------- */
 
 enum { KEPT = 64, FORGETS = 80 }; /* as many as are kept have a block */
 
