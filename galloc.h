@@ -2883,7 +2883,6 @@ struct gai_segment {
                      addresses are not in the page map: several segments may share 2 MiB */
     int outside; /* cudaMallocAsync: made by cudaMalloc, outside the driver's pool */
     int traced; /* the same: the trace has the free of its block already */
-    int ended;  /* the same: the driver is freeing its block, and the history has the end of both */
     int lost; /* its context was reset: the memory is gone, and the addresses may be given out again */
     void *heap; /* GALLOC_NVTX: that of the tool; NULL: none */
     int open;   /* the same: all its bytes are in some region; see >>nvtx */
@@ -18006,7 +18005,6 @@ static void gai_block_give_up(galloc_pool *pool, gai_block *block)
 static void gai_async_note(galloc_pool *pool, gai_block *block, int ended)
 {
     gai_segment *segment = block->segment;
-    segment->ended = ended;
     if (ended) {
         if (pool->trace) gai_trace_freed(pool, block, NULL);
         segment->traced = pool->trace != NULL;
@@ -19481,9 +19479,6 @@ static void gai_caches_flag(const galloc_pool *pool, int on)
     }
 }
 
-/* The first block of a segment, if its blocks are in a snapshot. */
-static const gai_block *gai_copy_first(const gai_segment *segment) { return segment->ended ? NULL : segment->first; }
-
 /* Copies, or counts, all items. [lock, latches] */
 static void gai_copy_items(gai_snapshot_info *copy, const galloc_pool *pool)
 {
@@ -19492,11 +19487,11 @@ static void gai_copy_items(gai_snapshot_info *copy, const galloc_pool *pool)
     copy->n = 0;
     copy->segment = NULL;
     for (segment = pool->segments; segment; segment = segment->next)
-        for (block = gai_copy_first(segment); block; block = block->next) gai_copy_block(copy, block);
+        for (block = segment->first; block; block = block->next) gai_copy_block(copy, block);
     copy->blocks = copy->n;
     copy->segment = NULL;
     for (segment = pool->segments; segment; segment = segment->next)
-        for (block = gai_copy_first(segment); block; block = block->next) gai_copy_pages(copy, block);
+        for (block = segment->first; block; block = block->next) gai_copy_pages(copy, block);
 }
 
 /* Copies the history to `entries`, which has room for all of it, with a last entry for the snapshot. While on_map or

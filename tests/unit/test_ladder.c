@@ -2540,7 +2540,7 @@ TEST(what_the_report_counts_as_usable_is_usable_in_some_piece)
         q = get(pool, KIB(512), s);
         inside_on_step = free_at_one_step;
         EXPECT_EQ(galloc_pool_malloc(pool, &r, MIB(3), s), cudaErrorMemoryAllocation);
-        inside_on_step = NULL;
+        __atomic_store_n(&inside_on_step, NULL, __ATOMIC_RELAXED); /* the other thread may be in a call still */
         came = beside_report.now;
         galloc_report report = report_of_failure();
         EXPECT_EQ(report.largest_usable, report.usable);

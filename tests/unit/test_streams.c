@@ -3159,7 +3159,7 @@ TEST(a_stream_on_which_an_event_is_due_is_not_forgotten)
         OK(galloc_record_stream(p, t));
         inside_on_step = forget_at_one_step;
         OK(galloc_free(p, s));
-        inside_on_step = NULL;
+        __atomic_store_n(&inside_on_step, NULL, __ATOMIC_RELAXED); /* the other thread may be in a call still */
         came = due_beside.begun;
         if (came) EXPECT_EQ(pthread_join(due_beside.forgets, NULL), 0);
         expect_healthy(due_beside.pool, 0);
